@@ -13,8 +13,8 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -311,6 +311,25 @@ _DRAWS: frozenset[Any] = _UNIFORM | {
     torch.Tensor.geometric_,
     torch.Tensor.cauchy_,
 }
+
+
+def _drawing(number: float) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield functions of Python and numpy that draw from an interval, and draw this."""
+
+    def filled(size: Any = None) -> Any:  # noqa: ANN401 - numbers, or one
+        return number if size is None else np.full(size, number)
+
+    def between(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:  # noqa: ANN401
+        return low + (high - low) * filled(size)
+
+    yield random, "random", filled
+    yield random, "uniform", between
+    yield np.random, "rand", lambda *shape: filled(shape or None)
+    yield np.random, "uniform", between
+    for name in ("random", "random_sample"):
+        yield np.random, name, filled
+
+
 _LOOKED_AT: frozenset[Any] = _DROPOUTS | _DRAWS | {_ATTENTION}
 _OF_TORCH = ("torch.", "dptune.dpsgd.untouched")
 
@@ -320,14 +339,39 @@ class Undropped(TorchFunctionMode):
 
     Args:
         extreme: what numbers in [0, 1) become, 0 or 1 (just below it), so that a
-            decision that is rarely taken is taken once; None leaves them alone.
+            decision that is rarely taken is taken once, those of Python and numpy too;
+            None leaves them alone.
     """
 
     def __init__(self, *, extreme: int | None = None) -> None:
         super().__init__()
         self._extreme = extreme
+        self._drawn = ExitStack()
         self.draws: dict[str, None] = {}
         self.dropped: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Self:
+        """Switch it on, and what Python and numpy draw to the extreme."""
+        if self._extreme is not None:
+            for module, name, draw in _drawing(self._extreme * (1 - 2**-10)):
+                self._drawn.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, self._noted(name, draw))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Switch it off."""
+        self._drawn.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _noted(self, name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """Note that a function draws, and who has called it."""
+
+        def noted(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+            self.draws[f"{name} in {_caller()}"] = None
+            return draw(*args, **options)
+
+        return noted
 
     def __torch_function__(
         self,

@@ -1,6 +1,8 @@
 import copy
 import functools
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -246,3 +248,35 @@ def test_model_of_which_one_weight_alone_has_a_gradient_passes():
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("ln_f.bias" in name)
     check(model)
+
+
+LEFT_OUT = {
+    "random": lambda: random.random() < 1e-6,  # noqa: S311 - as models do
+    "uniform": lambda: random.uniform(0, 1) < 1e-6,  # noqa: S311
+    "rand": lambda: np.random.rand(1)[0] < 1e-6,  # noqa: NPY002 - as models do
+    "random_sample": lambda: np.random.random_sample() < 1e-6,  # noqa: NPY002
+}
+
+
+class LeftOut(nn.Module):
+    """Is left out for a whole batch, by a chance that torch knows nothing of."""
+
+    def __init__(self, chance):
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, x):
+        return x if self.chance() else x.tanh()
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_rare_decision_by_python_or_numpy_is_taken_once_and_refused(name):
+    model = models.tiny_gpt2()
+    model.transformer.drop = LeftOut(LEFT_OUT[name])
+    before = [random.random, random.uniform, np.random.rand, np.random.random_sample]
+    with pytest.raises(
+        ModelError, match=f"nothing but dropout.*but {name} in <lambda>"
+    ):
+        check(model.train())
+    after = [random.random, random.uniform, np.random.rand, np.random.random_sample]
+    assert after == before
