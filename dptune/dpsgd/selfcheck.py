@@ -489,7 +489,7 @@ def _autograd(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
         loss, parameters, retain_graph=True, allow_unused=True
     )
     return [
-        torch.zeros_like(parameter) if gradient is None else gradient.float()
+        torch.zeros_like(parameter) if gradient is None else gradient.to_dense().float()
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
 

@@ -280,3 +280,12 @@ def test_rare_decision_by_python_or_numpy_is_taken_once_and_refused(name):
         check(model.train())
     after = [random.random, random.uniform, np.random.rand, np.random.random_sample]
     assert after == before
+
+
+@pytest.mark.parametrize("physical_batch_size", [1, 8])
+def test_embeddings_of_sparse_gradients_are_compared_as_dense_ones(
+    physical_batch_size,
+):
+    model = models.tiny_gpt2()
+    model.transformer.wpe.sparse = True
+    check(model, physical_batch_size=physical_batch_size)
