@@ -183,6 +183,6 @@ def test_detect_ten_times_the_text_takes_about_ten_times_as_long(piece):
 
 def test_the_law_of_growth_catches_work_that_is_quadratic():
     def quadratic(size):
-        return sum(1 for _ in range(size * size // 100))
+        return sum(1 for _ in range(size * size // 30))
 
     assert not grows_in_proportion(quadratic, 3_000)
