@@ -83,7 +83,8 @@ def grant(  # noqa: PLR0917 - typer passes them by name
         bool,
         typer.Option(
             help="It holds too where rate, noise or steps of a run are chosen for what "
-            "earlier runs released. The same runs take a fifth to two fifths more."
+            "earlier runs released, by a privacy filter. The same runs take mostly a "
+            "fifth to two fifths more."
         ),
     ] = False,
     reason: Reason = "",

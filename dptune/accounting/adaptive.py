@@ -11,6 +11,7 @@ What is sound, and done here: a fixed multiset of steps, a *deck*, is charged be
 first of them (`DeckTerms`), and the controller chooses only in which order they are
 played and when to stop (`SigmaDeck`). Nothing that it does later can spend more than
 what is in the ledger, and the price is plain PLD of the cards, under both relations.
+Of runs that are chosen one after another `filters` has a filter that is valid.
 
 What a controller may look at: what was released with noise, public data, coins that do
 not depend on the data. Nothing else, ever: the guarantee rests on it.

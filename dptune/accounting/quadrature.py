@@ -123,7 +123,7 @@ def log_moments(
         relation: neighboring relation.
 
     Returns:
-        One or two, `(powers,)`, exact to about 1e-12; none for an event of nothing.
+        One or two, `(powers,)`, each step to about 1e-13; none for an event of nothing.
 
     Raises:
         UnsupportedEventError: a mechanism without a Gaussian pair.

@@ -168,12 +168,29 @@ def _mechanism(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grant:
-    """What a data set may spend under one notion and relation.
+class Terms:
+    """What an epsilon of a history is of.
 
     Args:
-        adaptive: whatever runs are chosen for what earlier ones released; a filter
-            counts then (`filtered_epsilon`), which takes more for the same runs.
+        adaptive: whether it holds whatever runs are chosen for what earlier ones
+            released: a filter counts then (`filtered_epsilon`), which takes more for
+            the same runs. Else it is as if all had been fixed before the first.
+    """
+
+    notion: Notion
+    relation: NeighboringRelation
+    delta: float
+    adaptive: bool = False
+
+    def cost(self, tally: Tally) -> float:
+        """Compute the epsilon of counted mechanisms."""
+        compose = filtered_epsilon if self.adaptive else epsilon
+        return compose(tally_event(tally), delta=self.delta, relation=self.relation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant(Terms):
+    """What a data set may spend under one notion and relation.
 
     Raises:
         ConfigError: epsilon or delta is out of range.
@@ -181,11 +198,7 @@ class Grant:
     """
 
     data_set: str
-    notion: Notion
-    relation: NeighboringRelation
     epsilon: float
-    delta: float
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -198,31 +211,6 @@ class Grant:
         relation = self.relation.value.replace("_", " ")
         chosen = ", whatever is chosen for earlier releases" if self.adaptive else ""
         return f"{self.notion.value} ({relation}) at delta {self.delta:g}{chosen}"
-
-    @property
-    def terms(self) -> "Terms":
-        """What an epsilon of it is of."""
-        return Terms(
-            notion=self.notion,
-            relation=self.relation,
-            delta=self.delta,
-            adaptive=self.adaptive,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What an epsilon of a history is of: see `Grant`."""
-
-    notion: Notion
-    relation: NeighboringRelation
-    delta: float
-    adaptive: bool = False
-
-    def epsilon(self, tally: Tally) -> float:
-        """Compute what counted mechanisms spend."""
-        price = filtered_epsilon if self.adaptive else epsilon
-        return price(tally_event(tally), delta=self.delta, relation=self.relation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +268,7 @@ def worst(histories: Iterable[History], terms: Terms) -> Worst:
     """
     sizes = largest(histories, terms.notion)
     spent = [
-        Worst(epsilon=terms.epsilon(dict(key)), num_units=size)
+        Worst(epsilon=terms.cost(dict(key)), num_units=size)
         for key, size in sizes.items()
     ]
     return max(spent, key=lambda w: w.epsilon, default=Worst(epsilon=0.0, num_units=0))
@@ -307,7 +295,7 @@ def claims(
     """Compute what each grant's worst cohort has spent before and after."""
     found = []
     for grant in grants:
-        old, new = worst(before, grant.terms), worst(after, grant.terms)
+        old, new = worst(before, grant), worst(after, grant)
         found.append(
             Claim(
                 grant=grant,
@@ -337,7 +325,7 @@ def check(found: Iterable[Claim], *, alone: Mapping[Notion, Tally]) -> None:
 def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
     """Say why a run is refused."""
     grant = claim.grant
-    asked = grant.terms.epsilon(alone.get(grant.notion, {}))
+    asked = grant.cost(alone.get(grant.notion, {}))
     left = written_at_least(max(grant.epsilon - claim.before, 0.0), digits=4)
     before, after, by_itself = (
         written_at_most(spent, digits=4) for spent in (claim.before, claim.after, asked)

@@ -183,7 +183,7 @@ def _lines(
         for notion, relation in USUAL_TERMS
         if (notion, relation) not in granted
     )
-    return [*((g.terms, g.epsilon) for g in grants), *((t, None) for t in rest)]
+    return [*((grant, grant.epsilon) for grant in grants), *((t, None) for t in rest)]
 
 
 def _line(

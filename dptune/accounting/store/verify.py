@@ -257,7 +257,7 @@ def _current_figures(state: State, figures: _Figures) -> list[Finding]:
     findings = []
     for grant in state.grants.values():
         histories = state.composed(grant.data_set)
-        mine = worst(histories, grant.terms)
+        mine = worst(histories, grant)
         figures.count += 1
         problem = _disagreement(mine.epsilon, grant, histories)
         if problem:
@@ -292,7 +292,7 @@ def _bounds(event: DpEvent, grant: Grant) -> tuple[float, float]:
     """
     terms = {"delta": grant.delta, "relation": grant.relation}
     if grant.adaptive:
-        spent = filtered_epsilon(event, **terms)  # type: ignore[arg-type]
+        spent = filtered_epsilon(event, delta=grant.delta, relation=grant.relation)
         return spent, spent
     try:
         low = epsilon(event, accountant=Accountant.QUADRATURE, **terms)  # type: ignore[arg-type]

@@ -16,15 +16,6 @@ PEOPLE = range(100)
 TERMS = {"delta": 1e-5, "relation": NeighboringRelation.ADD_OR_REMOVE_ONE}
 
 
-@pytest.fixture
-def store(budget_url):
-    made = BudgetStore.open(budget_url)
-    yield made
-    found = verify(made)
-    made.engine.dispose()
-    assert found.success, found.findings
-
-
 def adaptive(epsilon):
     return dataclasses.replace(grant(epsilon), adaptive=True)
 

@@ -7,6 +7,7 @@ controller can be found by trying all of them, with no sampling and no rounding.
 import functools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import (
@@ -26,9 +27,12 @@ from hypothesis import strategies as st
 from dptune import privacy
 from dptune.accounting import accountants, filters
 from dptune.accounting.adaptive import Card, SigmaDeck
+from dptune.accounting.pairs import GaussianPair
+from dptune.accounting.quadrature import log_moment_of_pair
 from dptune.errors import BudgetExceededError, ConfigError
 
 ADD_OR_REMOVE = privacy.NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = privacy.NeighboringRelation.REPLACE_ONE
 
 LAWS = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -258,6 +262,49 @@ def test_filter_takes_no_less_than_what_is_fixed_in_advance(
     event, terms = sampled(rate, noise, count), {"delta": 1e-5, "relation": relation}
     spent = accountants.epsilon(event, **terms)
     assert filters.filtered_epsilon(event, **terms) >= spent * (1 - 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "relation", "taken", "fixed"),
+    [
+        (0.25, 1.64, 24, ADD_OR_REMOVE, 5.141, 4.046),
+        (0.01, 1.0, 1000, ADD_OR_REMOVE, 2.543, 1.829),
+        (0.25, 1.64, 24, REPLACE, 8.309, 6.934),
+        (0.01, 1.0, 1000, REPLACE, 3.525, 2.846),
+    ],
+)
+def test_filter_takes_what_is_said_of_it(rate, noise, count, relation, taken, fixed):
+    """The figures of docs/BUDGET.md; orders of a filter must never change."""
+    event, terms = sampled(rate, noise, count), {"delta": 1e-5, "relation": relation}
+    assert filters.filtered_epsilon(event, **terms) == pytest.approx(taken, abs=6e-4)
+    assert accountants.epsilon(event, **terms) == pytest.approx(fixed, abs=6e-4)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add", "replace"])
+@pytest.mark.parametrize(
+    ("rate", "noise", "power"), [(0.01, 1.0, 128.0), (0.5, 0.1, 4.0), (1e-6, 20.0, 1.0)]
+)
+def test_moments_agree_with_sums_of_forty_digits(direction, rate, noise, power):
+    pair = GaussianPair(direction=direction, sample_rate=rate, noise_multiplier=noise)
+    with mpmath.workdps(40):
+        s, q, c = map(mpmath.mpf, (noise, rate, power))
+
+        def density(x, mean):
+            own = (1 - q) * mpmath.exp(-(x**2) / (2 * s**2))
+            other = q * mpmath.exp(-((x - mean) ** 2) / (2 * s**2))
+            return own + other if mean else own / (1 - q)
+
+        p_mean, q_mean = {"remove": (1, 0), "add": (0, -1), "replace": (1, -1)}[
+            direction
+        ]
+        spacing = s / 24
+        ends = int(-(13 * s + 1) / spacing), int((13 * s + 2 + 2 * c) / spacing)
+        total = mpmath.fsum(
+            density(x, p_mean) * (density(x, p_mean) / density(x, q_mean)) ** c
+            for x in (spacing * place for place in range(*ends))
+        )
+        exact = float(mpmath.log(total * spacing / (s * mpmath.sqrt(2 * mpmath.pi))))
+    assert log_moment_of_pair(pair, power) == pytest.approx(exact, rel=1e-13, abs=1e-13)
 
 
 def test_filter_knows_what_costs_nothing_and_what_costs_everything():

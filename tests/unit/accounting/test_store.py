@@ -18,7 +18,6 @@ from dptune.accounting.store.reservations import (
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, history, open_runs
 from dptune.accounting.store.tables import IdKind
-from dptune.accounting.store.verify import verify
 from dptune.errors import (
     ArtifactError,
     BudgetExceededError,
@@ -41,15 +40,6 @@ from tests.budgets import (
 
 HUNDRED = range(100)
 MORE = range(150)
-
-
-@pytest.fixture
-def store(budget_url):
-    made = BudgetStore.open(budget_url)
-    yield made
-    found = verify(made)
-    made.engine.dispose()
-    assert found.success, found.findings
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Attempts and losses stand in the log, are counted once, and cost nothing."""
 
-import pytest
-
 from dptune.accounting.store.attempts import (
     Attempt,
     Loss,
@@ -16,21 +14,10 @@ from dptune.accounting.store.attempts import (
     record_attempt,
 )
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import first_plan
-from dptune.accounting.store.verify import verify
 from tests.budgets import cost, request
 
 EVALUATION, REGISTRATION = Attempt.EVALUATION, Attempt.REGISTRATION
-
-
-@pytest.fixture
-def store(budget_url):
-    made = BudgetStore.open(budget_url)
-    yield made
-    found = verify(made)
-    made.engine.dispose()
-    assert found.success, found.findings
 
 
 def evaluate(store, subject, *, data_set="people"):
