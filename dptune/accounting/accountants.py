@@ -50,12 +50,12 @@ from dptune.accounting.composition import (
     composition_levels,
 )
 from dptune.accounting.events import (
+    before_and_after,
     event_from_json,
     event_to_json,
     is_non_private,
     mechanism_counts,
     merge_events,
-    with_one_more_unit,
 )
 from dptune.accounting.pairs import interval_floor, typical_loss
 from dptune.accounting.quadrature import QuadratureError, quadrature_epsilon
@@ -272,12 +272,8 @@ def _epsilon(
         return math.inf
     if accountant is Accountant.RDP:
         return _rdp_epsilon(event, delta, relation)
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        larger = with_one_more_unit(event)
-        if larger is not None:
-            sides = (_one_side(e, delta, relation, accountant) for e in (event, larger))
-            return max(sides)
-    return _one_side(event, delta, relation, accountant)
+    sides = before_and_after(event, relation)
+    return max(_one_side(side, delta, relation, accountant) for side in sides)
 
 
 def _one_side(

@@ -30,6 +30,7 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from dptune.errors import ArtifactError, UnsupportedEventError
+from dptune.privacy import NeighboringRelation
 
 EVENT_VERSION: Final = 1
 _MAX_DEPTH: Final = 32
@@ -159,8 +160,10 @@ def merge_events(events: Iterable[DpEvent]) -> DpEvent:
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(events=parts)
 
 
-def with_one_more_unit(event: DpEvent) -> DpEvent | None:
-    """Return the event as it would be on one unit more; None if that is the same.
+def before_and_after(
+    event: DpEvent, relation: NeighboringRelation
+) -> tuple[DpEvent, ...]:
+    """Return what a bound must hold for: the event, and that on one unit more.
 
     Truncated batches alone know how many units there are. Their dominating pair, at
     size n, is that of data sets of n - 1 and n units: a claim about n units that one
@@ -168,9 +171,11 @@ def with_one_more_unit(event: DpEvent) -> DpEvent | None:
     """
     counts = mechanism_counts(event)
     truncated = dp_accounting.TruncatedSubsampledGaussianDpEvent
-    if not any(isinstance(mechanism, truncated) for mechanism, _ in counts):
-        return None
-    return merge_events(
+    if relation is NeighboringRelation.REPLACE_ONE or not any(
+        isinstance(mechanism, truncated) for mechanism, _ in counts
+    ):
+        return (event,)
+    larger = merge_events(
         dp_accounting.SelfComposedDpEvent(
             attr.evolve(mechanism, dataset_size=mechanism.dataset_size + 1)
             if isinstance(mechanism, truncated)
@@ -179,6 +184,7 @@ def with_one_more_unit(event: DpEvent) -> DpEvent | None:
         )
         for mechanism, count in counts
     )
+    return event, larger
 
 
 def is_non_private(event: DpEvent) -> bool:

@@ -61,6 +61,7 @@ from dptune.accounting.store.reservations import (
 from dptune.accounting.store.tables import DataSet, IdKind
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.privacy import PrivacyUnit, Purpose
+from dptune.rounding import written_at_most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +196,12 @@ class BudgetStore:
         """Set what a data set may spend, in place of an earlier grant.
 
         A smaller grant than what is spent takes nothing back: it refuses what comes.
+
+        Raises:
+            BudgetExceededError: open runs hold more, and would draw it.
         """
         with connecting(self._engine) as connection, writing(connection):
+            _refuse_less_than_held(connection, grant)
             tables.write_grant(connection, grant)
             return log.append(connection, entries.grant_entry(grant, reason=reason))
 
@@ -425,8 +430,7 @@ class BudgetStore:
     def _extend(self, connection: Connection, wanted: Reservation) -> Reservation:
         """Hold more for a run, if it fits."""
         grants = tables.read_grants(connection, wanted.data_set)
-        covered = cohorts.cohorts_of(connection, wanted.id)
-        touched = Touched(cohorts=covered, num_new=0)
+        touched = _covered(connection, wanted)
         before = _histories(connection, touched) if grants else []
         after = _histories(connection, touched, instead=wanted) if grants else []
         found = claims(grants, before=before, after=after)
@@ -434,6 +438,26 @@ class BudgetStore:
         tables.write_reservation(connection, wanted)
         log.append(connection, entries.extend_entry(wanted, found))
         return wanted
+
+
+def _covered(connection: Connection, made: Reservation) -> Touched:
+    """Find the cohorts of a run that was let in."""
+    return Touched(cohorts=cohorts.cohorts_of(connection, made.id), num_new=0)
+
+
+def _refuse_less_than_held(connection: Connection, grant: Grant) -> None:
+    """Refuse a grant that units of open runs would exceed by what these may draw."""
+    runs = tables.read_reservations(connection, data_set=grant.data_set)
+    for held in (run for run in runs if run.is_open):
+        histories = _histories(connection, _covered(connection, held))
+        (claim,) = claims([grant], before=[], after=histories)
+        if claim.after > grant.epsilon:
+            raise BudgetExceededError(
+                f"data set {grant.data_set!r} must be granted what open runs may still "
+                f"draw, epsilon {written_at_most(claim.after, digits=4)}, "
+                f"{grant.label}, got {grant.epsilon:g}. Grant more, let them end, or "
+                f"release those that shall not (`dptune budget release {held.id}`)."
+            )
 
 
 def _refuse_other_ids(connection: Connection, units: UnitSet) -> None:

@@ -288,16 +288,17 @@ def _disagreement(
 def _bounds(event: DpEvent, grant: Grant) -> tuple[float, float]:
     """Bound an event's epsilon from below and from above, without PLD if possible.
 
-    What a filter takes has one definition, and is computed once more.
+    What a filter takes has one definition, and is computed once more; it is never less
+    than what is fixed in advance.
     """
     terms = {"delta": grant.delta, "relation": grant.relation}
-    if grant.adaptive:
-        spent = filtered_epsilon(event, delta=grant.delta, relation=grant.relation)
-        return spent, spent
     try:
         low = epsilon(event, accountant=Accountant.QUADRATURE, **terms)  # type: ignore[arg-type]
     except (UnsupportedEventError, QuadratureError):
         low = epsilon(event, **terms)  # type: ignore[arg-type]
+    if grant.adaptive:
+        spent = filtered_epsilon(event, **terms)  # type: ignore[arg-type]
+        return max(low, spent), spent
     if grant.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         return low, math.inf
     try:

@@ -65,3 +65,22 @@ def test_table_that_forgets_that_a_grant_is_adaptive_is_found(sqlite_budget):
     found = verify(store)
     store.engine.dispose()
     assert [x.message for x in found.findings if "grants" in x.message]
+
+
+@pytest.mark.parametrize("first", [None, grant(20.0), adaptive(20.0)])
+def test_grant_below_what_open_runs_may_draw_is_refused(store, first):
+    if first:
+        store.grant(first)
+    held = store.reserve(request(PEOPLE, "a", cost(100)))
+    store.spend(held.id, cost(20), stage="s", num_steps=20)
+    least = filtered_epsilon(steps_event(100), **TERMS)
+    before = store.head()
+    with pytest.raises(BudgetExceededError, match=f"budget release {held.id}"):
+        store.grant(adaptive(least * 0.99))
+    assert store.head() == before
+    store.grant(adaptive(least * 1.01))
+    store.spend(held.id, cost(80), stage="s", num_steps=80)
+    store.settle(held.id)
+    store.grant(adaptive(least * 0.5))  # takes nothing back, and refuses what comes
+    with pytest.raises(BudgetExceededError):
+        store.reserve(request(PEOPLE, "b", cost(1)))

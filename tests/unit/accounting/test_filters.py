@@ -307,14 +307,29 @@ def test_moments_agree_with_sums_of_forty_digits(direction, rate, noise, power):
     assert log_moment_of_pair(pair, power) == pytest.approx(exact, rel=1e-13, abs=1e-13)
 
 
+CUT = [(1000, 1.0, 1000, 4.0, 20), (20, 1.0, 20, 2.0, 1), (10, 0.5, 10, 2.0, 1)]
+CUT += [(10, 0.9, 4, 1.0, 3), (1, 0.5, 1, 1.0, 10), (1000, 0.1, 130, 1.5, 50)]
+
+
+@pytest.mark.parametrize("relation", privacy.NeighboringRelation)
+@pytest.mark.parametrize(("units", "rate", "cap", "noise", "count"), CUT)
+def test_filter_of_batches_that_a_cap_cuts_is_above_what_is_fixed_in_advance(
+    units, rate, cap, noise, count, relation
+):
+    """Of a unit that joins as many as the cap has room for, too."""
+    step = TruncatedSubsampledGaussianDpEvent(units, rate, cap, noise)
+    event, terms = SelfComposedDpEvent(step, count), {"delta": 1e-5}
+    spent = accountants.epsilon(event, relation=relation, **terms)
+    taken = filters.filtered_epsilon(event, relation=relation, **terms)
+    assert taken >= spent
+
+
 def test_filter_knows_what_costs_nothing_and_what_costs_everything():
     terms = {"delta": 1e-5, "relation": ADD_OR_REMOVE}
     assert filters.filtered_epsilon(NoOpDpEvent(), **terms) == 0.0
     for event in (NonPrivateDpEvent(), GaussianDpEvent(0.05)):
         assert filters.filtered_epsilon(event, **terms) == math.inf
-    truncated = TruncatedSubsampledGaussianDpEvent(1000, 0.1, 130, 1.5)
-    taken = filters.filtered_epsilon(SelfComposedDpEvent(truncated, 50), **terms)
-    assert taken > accountants.epsilon(SelfComposedDpEvent(truncated, 50), **terms)
+    assert filters.filtered_epsilon(sampled(0.0, 1.0, 10), **terms) == 0.0
 
 
 OFFERS = (response(0.1), response(0.27), response(1.0), leak(0.02), leak(0.1))

@@ -212,8 +212,11 @@ def test_training_again_is_a_new_reservation_and_frees_the_abandoned_one(lite):
 def test_lowered_grant_refuses_what_comes(lite):
     lite.grant(grant(10.0))
     held = lite.reserve(request(HUNDRED, "a", cost(100)))
-    lite.grant(grant(0.01))
+    with pytest.raises(BudgetExceededError, match="open runs may still draw"):
+        lite.grant(grant(0.01))
     lite.spend(held.id, cost(100), stage="private", num_steps=100)
+    lite.settle(held.id)
+    lite.grant(grant(0.01))
     with pytest.raises(BudgetExceededError):
         lite.spend(held.id, cost(1), stage="private", num_steps=1)
 
