@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "dptune.recognizers"
 _LONE = re.compile("[\ud800-\udfff]")
-_BLANK = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
 READ_ONE_TEXT = frozenset(
     {
         *("patterns", "lexicon", "tagger", "languages", "spacy", "presidio"),
@@ -135,15 +134,14 @@ class DetectionEngine:
         Args:
             texts: whole records; names are followed through one text only. Of
                 conversations contents are read, and no span reaches out of one.
-                A lone surrogate is read as a sign without width, a blank of any width,
-                or one that forbids a break, as a plain one.
+                A lone surrogate is read as a sign without width.
 
         Returns:
             For each text, spans that are disjoint, sorted, and cover exactly what the
             recognizers cover together, less what the filter takes back.
         """
         texts = [_LONE.sub("\u00ad", text) for text in texts]
-        seen = [_BLANK.sub(" ", contents_only(text)) for text in texts]
+        seen = list(map(contents_only, texts))
         found = [recognizer.recognize(seen) for recognizer in self._recognizers]
         return [
             unite_turns(per_text, text, self.span_filter)

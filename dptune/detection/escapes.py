@@ -64,6 +64,29 @@ _ESCAPE = re.compile(
     r"|(?P<soft>=\r?\n)|(?P<plus>(?<=[^\W_])\+(?=[^\W_]|%))"
 )
 _STANDS_FOR = {"n": "\n", "r": "\r", "t": "\t"}
+_BLANK = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
+_COLOR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")  # ECMA-48, 5.4: of terminals
+# Controls but for those that end lines or part words, halves of surrogate pairs, and
+# what Unicode 16 calls Default_Ignorable_Code_Point, but for joiners and directions.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\u034f\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u2061-\u2065\u206a-\u206f\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
+def as_read(text: str) -> str:
+    r"""Write signs that nobody sees as one of them, and blanks of all widths as one.
+
+    Every character keeps its place. Colors of a terminal are blanks.
+
+    >>> as_read("Ann\u00a0L\x00ee") == "Ann L\u00adee"
+    True
+    """
+    text = _BLANK.sub(" ", text)
+    if "\x1b" in text:
+        text = _COLOR.sub(lambda color: " " * len(color.group()), text)
+    return _UNSEEN.sub("\u00ad", text)
 
 
 def escapes_of(text: str) -> list[Escape]:
@@ -194,7 +217,7 @@ def whole_escapes(spans: Iterable[Span], escapes: Sequence[Escape]) -> Iterator[
 
 
 class EscapeReader:
-    """Gives a recognizer each text as it is, and again with its escapes read.
+    """Gives a recognizer each text as `as_read` has it, and again with escapes read.
 
     Args:
         inner: finds spans.
@@ -220,6 +243,7 @@ class EscapeReader:
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return what is found in either reading, at its place in the text as it is."""
+        texts = list(map(as_read, texts))
         views = {i: view for i, t in enumerate(texts) if (view := unescaped(t))}
         again = [view.text for view in views.values()]
         found = self.inner.recognize([*texts, *again])

@@ -35,7 +35,7 @@ from dptune.detection.recognizer import (
 )
 from dptune.detection.tools import without_names_of_tools
 from dptune.errors import DetectionError
-from dptune.text import Span
+from dptune.text import MASK, Span
 
 _LONGEST_GAP = 4
 _OF_ADDRESS = frozenset(["ADDRESS", "GPE", "LOC", "FAC", "ZIP", "UNKNOWN"])
@@ -55,6 +55,9 @@ _UNSPACED = re.compile(
     "\U00020000-\U0003ffff]"
 )
 _MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
+_PLACEHOLDER = re.compile(
+    rf"{MASK}|<(?:{'|'.join(sorted(entity_types(Tier.HIGH_CONTEXTUAL)))})(?:_\d{{1,4}})?>"
+)
 
 
 def union_fingerprint() -> str:
@@ -73,7 +76,7 @@ def unite_kept(
 
 
 def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
-    r"""Make spans disjoint, sorted and whole; every covered code point stays covered.
+    r"""Make spans disjoint, sorted and whole; what was covered stays so, but for masks.
 
     Where spans overlap, the one with more confidence, then the longer, keeps its range;
     the others keep what is left of them. What is left without any letter or digit joins
@@ -120,7 +123,31 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     whole = _whole(united, text)
     if escapes:
         whole = whole_escapes(whole, escapes)
-    return tuple(within_values(list(_join_parts(list(whole), text)), written))
+    found = list(within_values(list(_join_parts(list(whole), text)), written))
+    return tuple(_without_placeholders(found, written))
+
+
+def _without_placeholders(spans: Sequence[Span], text: str) -> Iterator[Span]:
+    """Cut spans at what redaction wrote, so that a second one changes nothing there."""
+    places = [m.span() for m in _PLACEHOLDER.finditer(text)] if "<" in text else []
+    ends = [end for _, end in places]
+    for span in spans:
+        start = span.start
+        for low, high in places[bisect_right(ends, start) :]:
+            if low >= span.end:
+                break
+            if _says_more(text, start, low):
+                yield replace(span, start=start, end=low)
+            start = high
+        if start == span.start:
+            yield span
+        elif _says_more(text, start, span.end):
+            yield replace(span, start=start)
+
+
+def _says_more(text: str, start: int, end: int) -> bool:
+    """Tell whether letters or digits stand between two places."""
+    return any(map(str.isalnum, text[start:end]))
 
 
 def _whole(spans: Sequence[Span], text: str) -> Iterator[Span]:

@@ -70,6 +70,7 @@ _JOINED = re.compile(
 
 
 _SAID = re.compile(rf"(?im)^{_CLOCK}[ \t]{{1,3}}(?P<who>[^\W\d][\w'’-]{{1,24}}) (?=\w)")
+_CLOSED = re.compile(r"</([^\W\d][\w.'’-]{0,24})")
 _GROUPS = ("irc", "who", "bracket", "arrow", "alone")
 _CARET = re.compile(
     r"(?i)\b[a-z][a-z'’-]{1,30}\^[a-z][a-z'’-]{1,30}(?:\^[a-z]{1,20})?\b"
@@ -78,12 +79,13 @@ _CARET = re.compile(
 
 def _speakers(text: str) -> Iterator[Value]:
     """Read who speaks in a chat."""
+    tags = {match[1] for match in _CLOSED.finditer(text.lower())}
     for match in _TURN.finditer(text):
         group = next(group for group in _GROUPS if match[group] is not None)
         name = match[group].strip(" @+~&%")
         first = name.lower().split()[0]
         has_clock = match["clock"] or match["later"] or group == "alone"
-        if first in NO_SPEAKER or (group == "irc" and f"</{first}" in text.lower()):
+        if first in NO_SPEAKER or (group == "irc" and first in tags):
             continue
         is_told = group == "irc" or (has_clock and not _is_prose(name))
         if is_told or _is_speaker(name):

@@ -12,6 +12,7 @@ from dptune.detection import escapes, union
 from dptune.detection.engine import build_engine
 from dptune.detection.escapes import escapes_of, in_place, unescaped
 from dptune.detection.known_values import UnitValues
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.detection.union import unite
@@ -227,3 +228,36 @@ def test_values_of_a_list_end_at_the_quotes_that_they_began_with(quote):
     spans = PatternRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
     found = {text[s.start : s.end] for s in spans}
     assert found == {"odalys o'prieto", "zelko vrabie"}
+
+
+SIGNS = ["\x00", "\x07", "\ufff9", "\u17b5", "\U000e0061", "\ufe0f"]
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("value", [MAIL, "123-45-6789", "4111111111111111"])
+def test_sign_that_nobody_sees_hides_no_value(value, sign):
+    written = sign.join(value)
+    masked = {
+        i
+        for span in ENGINE.detect([f"it: {written}"])[0]
+        for i in range(span.start, span.end)
+    }
+    letters = {i for i, c in enumerate(written, 4) if c.isalnum()}
+    assert letters <= masked
+
+
+def test_corpus_is_read_as_single_texts_are(tmp_path):
+    blank, thin = "\u00a0", "\u2009"
+    texts = [
+        f"Mail{blank}from Grace{blank}Hill, tel{blank}0171{thin}5550{thin}041.",
+        f"She lives at 12{thin}Elm{blank}St, Oxford.",
+        "Card 4111\x00 1111 1111 1111, \x1b[31mGrace Hill\x1b[0m",
+    ]
+    corpus = datasets.Dataset.from_dict({"id": ["0", "1", "2"], "text": texts})
+    rows = detect_dataset(corpus, ENGINE, cache_dir=tmp_path)["spans"]
+    places = [{(span["start"], span["end"]) for span in row} for row in rows]
+    plain = [text.replace(blank, " ").replace(thin, " ") for text in texts]
+    for read in (texts, plain):
+        assert places == [
+            {(s.start, s.end) for s in row} for row in ENGINE.detect(read)
+        ]

@@ -173,6 +173,8 @@ def test_detect_law_catches_a_union_that_leaves_halves(monkeypatch):
         ),
         *("user a ", "12.3456 ", "name\n", "a-mac-", "insert into a (b) values ('c'),"),
         *("_", "-", "a__", "_1", "·1", "a,1 "),
+        *("[10:32] <ann> hi\n", "curl -u ", "pass: ", "-----BEGIN PRIVATE KEY-----\n"),
+        *("seed ", "<mask> Ann ", "\x00", "\x1b[1m"),
     ],
 )
 def test_detect_ten_times_the_text_takes_about_ten_times_as_long(piece):

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptune.detection.engine import build_engine
+from dptune.detection.recognizer import Tier
 from dptune.errors import DetectionError
 from dptune.redaction.engine import Redaction, redact_dataset, redact_text, replacement
 from dptune.redaction.operators import Operator
@@ -174,3 +176,18 @@ def test_redact_dataset_without_spans_raises():
     corpus = datasets.Dataset.from_dict({"id": ["a"], "text": ["x"]})
     with pytest.raises(DetectionError, match="must have the column spans"):
         redact_dataset(corpus, operator=Operator.MASK)
+
+
+@pytest.mark.parametrize("operator", [Operator.MASK, Operator.TYPED, Operator.NUMBERED])
+def test_second_redaction_leaves_what_the_first_wrote(operator):
+    engine = build_engine(tier=Tier.LOW_ENTITY)
+    text = "Grace Hill came in. Hunter Price (42) of 12 Elm St, Oxford rang Ann Lee."
+    once = redact_text(text, engine.detect([text])[0], operator).text
+    assert redact_text(once, engine.detect([once])[0], operator).text == once
+
+
+def test_name_beside_a_mask_is_masked_and_the_mask_is_not():
+    text = "<mask> Hunter and <HUNTER_1> wrote, <PERSON> Hunter too"
+    spans = build_engine(tier=Tier.LOW_ENTITY).detect([text])[0]
+    marked = [text[span.start : span.end] for span in spans]
+    assert marked == ["Hunter", "HUNTER_1", "Hunter"]
