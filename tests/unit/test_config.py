@@ -209,6 +209,25 @@ def test_repeated_key_is_refused_at_any_depth(tmp_path):
         read_yaml(path)
 
 
+@pytest.mark.parametrize("last", ["name: *a9", "&b [*a9, *b]"])
+def test_aliases_that_nobody_could_unfold_are_refused(tmp_path, last):
+    """A policy of ten lines took all memory of the machine to say what was wrong."""
+    path = tmp_path / "a.yaml"
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    path.write_text("\n".join([*lines, last if ":" in last else f"b: {last}"]))
+    with pytest.raises(ConfigError, match="repeat more than"):
+        read_yaml(path)
+
+
+def test_aliases_that_repeat_a_little_and_long_lists_stay(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &a {b: [1, 2]}\nc: *a\nd: {<<: *a, e: *a}\n")
+    assert read_yaml(path)["d"] == {"b": [1, 2], "e": {"b": [1, 2]}}
+    path.write_text(f"a: {[1] * 100_001}")
+    assert len(read_yaml(path)["a"]) == 100_001
+
+
 @pytest.mark.parametrize("number", ["010", "-017", "0x10", "0b11", "1:30", "1:30.5"])
 def test_number_that_means_another_one_is_refused(tmp_path, number):
     """A policy with `max_epsilon: 010` let 8 pass, and one with `1:30` let 90."""
