@@ -1,6 +1,6 @@
 """Whom attacks tell apart: records that were trained on, and records that were not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -104,13 +104,45 @@ def members_and_others(
     rows, planted = corpus.split("train"), canary_rows(corpus.dataset, canaries)
     ids = list(values_of(rows, "id"))
     members = rows.select([i for i in trained.of(rows) if ids[i] not in planted])
-    held_out = corpus.split(HELD_OUT)
+    ends = {own: f"\n{canaries.spec.record(secret)}" for own, secret in planted.items()}
+    sides = _alone(members, rows, corpus.split(HELD_OUT), ends)
+    members, others = map(one_of_each_unit, sides)
+    return sample_rows(members, count), sample_rows(others, count)
+
+
+def refuse_without_controls(corpus: Corpus) -> None:
+    """Refuse a corpus that no attack can tell anything of, before anything is spent.
+
+    Args:
+        corpus: as it was ingested, before canaries.
+
+    Raises:
+        DataError: a split is empty, or all its texts are those of several units.
+    """
+    rows = corpus.split("train")
+    _alone(rows, rows, corpus.split(HELD_OUT), {})
+
+
+def _alone(
+    members: Dataset, rows: Dataset, held_out: Dataset, ends: Mapping[str, str]
+) -> tuple[Dataset, Dataset]:
+    """Leave out texts of several units on both sides.
+
+    Args:
+        members: those of the training split that may be attacked.
+        rows: the training split.
+        held_out: the test split.
+        ends: see `repeated_texts`.
+
+    Raises:
+        DataError: there is nothing on a side.
+    """
     if len(held_out) == 0:
         raise DataError(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
-    repeated = repeated_texts(held_out, rows, canaries, planted)
+    repeated = repeated_texts(held_out, rows, ends)
     sides = without_texts(members, repeated), without_texts(held_out, repeated)
     if not all(map(len, sides)):
         raise DataError(
@@ -118,13 +150,10 @@ def members_and_others(
             f"has, got {len(sides[0])} and {len(sides[1])} to attack: no attack has a "
             "control. Deduplicate the data."
         )
-    members, others = map(one_of_each_unit, sides)
-    return sample_rows(members, count), sample_rows(others, count)
+    return sides
 
 
-def repeated_texts(
-    held_out: Dataset, rows: Dataset, canaries: CanarySet, planted: dict[str, str]
-) -> Floats:
+def repeated_texts(held_out: Dataset, rows: Dataset, ends: Mapping[str, str]) -> Floats:
     """Return fingerprints of the texts that both splits or several units have.
 
     Which turns of a conversation are learnt is no part of its text, nor is a canary on
@@ -133,10 +162,8 @@ def repeated_texts(
     Args:
         held_out: the test split.
         rows: the training split.
-        canaries: what was planted in it.
-        planted: secrets by the ids of rows that hold one.
+        ends: of its texts, by id, that were added when canaries were planted.
     """
-    ends = {own: f"\n{canaries.spec.record(secret)}" for own, secret in planted.items()}
     told = zip(values_of(rows, "id"), values_of(rows, "text"), strict=True)
     texts = chain(
         (text.removesuffix(ends.get(own, "")) for own, text in told),

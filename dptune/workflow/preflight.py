@@ -210,6 +210,11 @@ def _check_corpus(
     tell: Callable[[str, int, int], None] | None,
 ) -> None:
     """Check what the configuration says of a corpus; append all errors."""
+    from dptune.workflow.members import (  # noqa: PLC0415 - transformers
+        refuse_without_controls,
+    )
+
+    _attempt(lambda: refuse_without_controls(corpus), errors)
     _attempt(lambda: check_bound(config, units, corpus.report), errors)
     _attempt(lambda: check_selective(config, corpus.report), errors)
     _attempt(lambda: _check_labels(config, corpus), errors)

@@ -1,6 +1,8 @@
 """Whom attacks tell apart: no record that no stage trained on is a member."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +13,23 @@ from dptune.attacks.planting import plant
 from dptune.attacks.roc import RocSettings, blind_signal
 from dptune.attacks.settings import AttackSettings
 from dptune.config import DetectionSettings
+from dptune.configfile import load_train_config
 from dptune.conversation import Turn, join_turns
 from dptune.data.draws import seeded_fractions
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.errors import DataError
+from dptune.errors import DataError, DptuneError
 from dptune.models.encode import encode_corpus, record_tokens
 from dptune.models.loading import load_saved
 from dptune.workflow import members as module
 from dptune.workflow.attack import attack_model
 from dptune.workflow.members import TrainedRows, members_and_others
+from dptune.workflow.preflight import check_run
 
 from .conftest import PERFORMANCE
 
 MAX_TOKENS, BOUND = 24, 4
+REPOSITORY = Path(__file__).resolve().parents[3]
+TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 NONE = CanarySpec(num_planted=0, num_held_out=0)
 WORDS = ("amber", "brook", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
@@ -170,6 +176,36 @@ def test_twin_that_lets_copies_stay_is_caught(copied, trained, monkeypatch):
     assert num_copies(copied, members, of="test") == 10
 
 
+TRAINED = [row_of(n) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (TRAINED, "test split"),
+        (
+            [*TRAINED, row_of(9, split="test", text="a"), row_of(10, text="a")],
+            "got 8 and 0",
+        ),
+        (
+            [*TRAINED, *(row_of(n, split="test", text="a") for n in (10, 11))],
+            "got 8 and 0",
+        ),
+        (
+            [row_of(1, text="a"), row_of(2, text="a"), row_of(3, split="test")],
+            "got 0 and 1",
+        ),
+    ],
+)
+def test_corpus_without_controls_is_refused_before_anything_is_spent(
+    of_rows, rows, says
+):
+    """The run had paid for all of its noise when the attacks found nobody."""
+    read = partial(load_train_config, TINY, configs=REPOSITORY / "configs")
+    with pytest.raises(DptuneError, match=says):
+        check_run(read(), data_root=REPOSITORY, read=lambda _: of_rows(rows))
+
+
 @pytest.fixture
 def phrased(of_rows):
     """Records of which every fifth says the same."""
@@ -282,8 +318,8 @@ def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):
 
     held_out = [row_of(n, split="test", text=said(n - 1, learnt=False)) for n in (2, 9)]
     corpus = of_rows([row_of(1, text=said(1, learnt=True)), *held_out])
-    canaries, test = draw_canaries(NONE, seed=1), corpus.split("test")
-    repeated = module.repeated_texts(test, corpus.split("train"), canaries, {})
+    test = corpus.split("test")
+    repeated = module.repeated_texts(test, corpus.split("train"), {})
     assert module.without_texts(test, repeated)["id"] == ["9"]
     assert not len(module.without_texts(corpus.split("train"), repeated))
 
