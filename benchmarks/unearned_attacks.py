@@ -54,8 +54,8 @@ def _with_files(world: World, train: list[str], test: list[str]) -> Answer:
 TEST_SETS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "no record": (lambda _: [], "test"),
     "one record": (lambda t: t[140:141], "5 texts|test"),
-    "one record, 120 times": (lambda t: t[140:141] * 120, "blind_membership"),
-    "records of the training set": (lambda t: t[:120], "membership|in one split"),
+    "one record, 120 times": (lambda t: t[140:141] * 120, "one unit alone"),
+    "records of the training set": (lambda t: t[:120], "one unit alone"),
     "records of the training set, one blank more": (
         lambda t: [text + " " for text in t[:120]],
         "blind|near|membership",

@@ -21,7 +21,7 @@ CANARY_WAYS: dict[str, tuple[dict[str, Any], str]] = {
         "memorization: There is no|planted canaries",
     ),
     "no controls": ({"canaries": {"num_held_out": 0}}, "held-out"),
-    "one planted": ({"canaries": {"num_planted": 1}}, "canaries that were trained on"),
+    "one planted": ({"canaries": {"num_planted": 1}}, "that was trained on"),
     "a space of ten candidates": (
         {"canaries": {"length": 1, "num_planted": 5, "num_held_out": 5}},
         "candidates",
@@ -39,7 +39,7 @@ CANARY_WAYS: dict[str, tuple[dict[str, Any], str]] = {
             "canaries": {"template": "USR: " + "long words " * 40 + "{secret}."},
             "model": {"max_sequences_per_unit": 1},
         },
-        "must be trained on",
+        "must leave a canary",
     ),
     "all redacted": (
         {"recipe": "redacted", "canaries": {"setting": "not_missed"}},

@@ -304,7 +304,7 @@ def _(world: World) -> Answer:
         made = _log_and_register(plain, MODEL, {}, known.tags["dptune.digest"], "jft")
     for key, value in known.tags.items():
         MlflowClient().set_model_version_tag(MODEL, made.version, key, value)
-    beside = world.beside(made.version)
+    beside = world.beside(str(made.version))
     beside.mkdir(parents=True, exist_ok=True)
     for file in world.beside(CLEAN).iterdir():
         if file.is_file():
