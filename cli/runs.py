@@ -2,9 +2,8 @@
 
 import os
 import shlex
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from dptune.workflow.preflight import BudgetPlace, Checked
 
 CONFIGS = configs_folder()
-_TRIES = 6
-_SECONDS_BETWEEN_TRIES = 0.5
+_MOMENT = 3
+"""Seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +202,13 @@ def _lock(held: ExitStack, file: Path) -> None:
     Raises:
         PrivacyError: another process is at the run.
     """
-    for _ in range(_TRIES):
-        with suppress(BlockingIOError):
-            held.enter_context(locked(file, wait=False))
-            return
-        time.sleep(_SECONDS_BETWEEN_TRIES)
-    raise PrivacyError(
-        "equal runs must follow one another, but another process is at this one. Wait "
-        "for its end, or set `repetition`."
-    )
+    try:
+        held.enter_context(locked(file, patience=_MOMENT))
+    except BlockingIOError:
+        raise PrivacyError(
+            "equal runs must follow one another, but another process is at this one. "
+            "Wait for its end, or set `repetition`."
+        ) from None
 
 
 def _failed_elsewhere(error: Exception) -> DptuneError:

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import math
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from dptune.errors import PrivacyError
 
 _SETTLED = 2_000_000_000
 """Nanoseconds after which another write to a file gives it another time."""
+_POLL = 0.005
 
 
 @contextmanager
@@ -114,22 +116,41 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(file: Path, *, patience: float = math.inf) -> Iterator[None]:
     """Hold a lock that goes with the process: nobody must free it after a kill.
+
+    A process that was stopped keeps it, as one does that works.
 
     Args:
         file: made if absent, for its owner alone, and never removed.
-        wait: until whoever holds it lets go.
+        patience: seconds to wait for whoever holds it.
 
     Raises:
-        BlockingIOError: somebody holds it, and `wait` is false.
+        BlockingIOError: somebody held it all the time.
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        _lock(handle, patience)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, patience: float) -> None:
+    """Take the lock of an open file; who waits without end is in a queue."""
+    if math.isinf(patience):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        return
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_POLL)
+        else:
+            return
 
 
 @contextmanager
@@ -148,7 +169,7 @@ def alone_in(folder: Path, *, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
-            held.enter_context(locked(folder / "running.lock", wait=False))
+            held.enter_context(locked(folder / "running.lock", patience=0))
         except BlockingIOError:
             raise PrivacyError(
                 f"{name} must be trained in by one process at a time, but another one "

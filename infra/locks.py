@@ -7,14 +7,20 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, event, text
+from sqlalchemy import Dialect, Engine, event
 from sqlalchemy.exc import OperationalError
 
-from dptune.accounting.store.database import connecting, open_engine, refuse_gone
+from dptune.accounting.store.database import (
+    connecting,
+    lock_file,
+    lock_postgresql,
+    open_engine,
+    refuse_gone,
+)
 from dptune.errors import ArtifactError
 from dptune.files import locked
 
-_PATIENCE = "600s"
+_PATIENCE = 600
 
 
 @contextmanager
@@ -38,11 +44,11 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
             database = Path(str(engine.url.database)).resolve()  # links lead to one
             file = Path(f"{database}.{number & 0xFFFF_FFFF:08x}.lock")
             file.parent.mkdir(parents=True, exist_ok=True)
-            with locked(file):
+            with lock_file(file, patience=_PATIENCE):
                 yield
         else:
             with connecting(engine) as connection, connection.begin():
-                _lock(connection, number)
+                lock_postgresql(connection, number, patience=_PATIENCE)
                 yield
     finally:
         engine.dispose()
@@ -143,9 +149,3 @@ def _open_only(
     if dialect.name == "sqlite" and Path(f"{file}.made").is_file():
         arguments[0] = f"{Path(file).absolute().as_uri()}?mode=rw"
         keywords["uri"] = True
-
-
-def _lock(connection: Connection, number: int) -> None:
-    """Take PostgreSQL's advisory lock until the transaction ends."""
-    connection.execute(text(f"SET LOCAL lock_timeout = '{_PATIENCE}'"))
-    connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": number})

@@ -1,6 +1,5 @@
 """What a process needs to know to train one stage, or its share of one."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,7 +70,8 @@ class TrainingJob(Settings):
         return self.model_copy(update={"performance": one})
 
 
-_TRIES: Final = 50
+_MOMENT: Final = 5
+"""Seconds."""
 
 
 @contextmanager
@@ -85,17 +85,13 @@ def only_one(home: Path) -> Iterator[None]:
         PrivacyError: another one trains it; nothing was charged.
     """
     with ExitStack() as held:
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                held.enter_context(locked(home / "training.lock", wait=False))
-                break
-            except BlockingIOError:
-                if not tries_left:
-                    raise PrivacyError(
-                        "a stage must be trained by one run at a time, but another one "
-                        "is at it. Wait for its end, or set `repetition`."
-                    ) from None
-                time.sleep(0.1)
+        try:
+            held.enter_context(locked(home / "training.lock", patience=_MOMENT))
+        except BlockingIOError:
+            raise PrivacyError(
+                "a stage must be trained by one run at a time, but another one is at "
+                "it. Wait for its end, or set `repetition`."
+            ) from None
         yield
 
 

@@ -158,7 +158,7 @@ def _redacted_texts(
         try:
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                stack.enter_context(locked(folder / LOCK, wait=False))
+                stack.enter_context(locked(folder / LOCK, patience=0))
                 forget(folder)
         except BlockingIOError:  # another run would remove what this one still reads
             folder = None

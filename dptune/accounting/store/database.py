@@ -4,7 +4,7 @@
 |---|---|---|
 | write lock | `flock` beside the file, then `BEGIN IMMEDIATE` | advisory lock |
 | readers see | a snapshot (WAL) | a snapshot (repeatable read) |
-| durable | `synchronous = FULL` | `synchronous_commit`, as the server is set |
+| durable | `synchronous = FULL` | `synchronous_commit`, on if the server has it off |
 
 One connection is kept and tried before it is used again, so that a server may restart
 during hours of training. A process that forks opens the store afterwards.
@@ -13,7 +13,7 @@ during hours of training. A process that forks opens the store afterwards.
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,15 @@ _LOCK: Final = 0x6470_7475_6E65  # "dptune"
 _PATIENCE: Final = 120
 _WRITES: Final = "dptune_writes"
 _WAL_ATTEMPTS: Final = 100
+_UNHURRIED: Final = (
+    "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN "
+    "('statement_timeout', 'idle_in_transaction_session_timeout', "
+    "'transaction_timeout')"
+)
+_DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', true) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 def open_engine(url: str) -> Engine:
@@ -110,7 +119,30 @@ def _queue(connection: Connection) -> Iterator[None]:
     if connection.dialect.name != "sqlite" or not name:
         yield
         return
-    with locked(Path(f"{name}.lock")):
+    with lock_file(Path(f"{name}.lock"), patience=_PATIENCE):
+        yield
+
+
+@contextmanager
+def lock_file(file: Path, *, patience: int) -> Iterator[None]:
+    """Hold a lock beside an SQLite file.
+
+    Args:
+        file: of the lock.
+        patience: seconds to wait for whoever holds it.
+
+    Raises:
+        ArtifactError: it is held still, such as by a process that was stopped.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(file, patience=patience))
+        except BlockingIOError:
+            raise ArtifactError(
+                f"{file.name} must be let go within {patience} seconds, but another "
+                "process holds it. Let that go on, if it was stopped, or end it; "
+                "nothing was written meanwhile."
+            ) from None
         yield
 
 
@@ -233,11 +265,26 @@ def _begin_sqlite(connection: Connection) -> None:
 def _begin_postgresql(connection: Connection) -> None:
     """Begin, taking the write lock or a snapshot, whatever the server does by itself.
 
-    A writer that waited for the lock must see what was written meanwhile.
+    A writer that waited for the lock must see what was written meanwhile; what it wrote
+    must outlive the server, before anything is drawn. A server that ends what takes
+    long, or waits between two statements, would end locks that somebody relies on.
     """
-    if connection.get_execution_options().get(_WRITES):
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_PATIENCE}s'")
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-    else:
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    writes = connection.get_execution_options().get(_WRITES)
+    level = "READ COMMITTED" if writes else "REPEATABLE READ"
+    connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    connection.exec_driver_sql(_UNHURRIED)
+    if writes:
+        connection.exec_driver_sql(_DURABLE)
+        lock_postgresql(connection, _LOCK, patience=_PATIENCE)
+
+
+def lock_postgresql(connection: Connection, number: int, *, patience: int) -> None:
+    """Take an advisory lock until the open transaction ends.
+
+    Args:
+        connection: in a transaction.
+        number: of the lock.
+        patience: seconds to wait for whoever holds it.
+    """
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{patience}s'")
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")

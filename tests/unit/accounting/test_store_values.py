@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+import time
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dptune.accounting.store.summaries import budgets, exported_head, history
 from dptune.accounting.store.tables import IdKind, data_set_names, read_grants
 from dptune.accounting.store.verify import verify
 from dptune.errors import ArtifactError, ConfigError, PrivacyError
+from dptune.files import locked
 from dptune.privacy import Notion, PrivacyUnit, Purpose
 from tests.budgets import ADD, REPLACE, grant, no_guarantee, request, run
 
@@ -285,6 +287,65 @@ def test_writer_sees_what_others_wrote_on_a_server_that_prefers_snapshots(postgr
             )
         assert verify(store).success
         assert store.head().sequence == 1 + 8 * 3
+
+
+def server_with(url, **settings):
+    """A server that is set so, for one store."""
+    return url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items())
+
+
+@pytest.mark.parametrize(
+    ("set_by_server", "found"),
+    [("off", "on"), ("on", "on"), ("local", "local"), ("remote_write", "remote_write")],
+)
+def test_what_is_spent_outlives_a_server_that_does_not_wait_for_its_disk(
+    postgres, set_by_server, found
+):
+    """A server that was killed had forgotten up to five of twenty blocks."""
+    url = server_with(postgres.fresh("durable"), synchronous_commit=set_by_server)
+    with BudgetStore.open(url) as store, connecting(store.engine) as connection:
+        with database.writing(connection):
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == (
+                found
+            )
+        with database.reading(connection):
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == (
+                set_by_server
+            )
+
+
+def test_store_takes_its_time_on_a_server_that_ends_what_waits(postgres):
+    hurried = server_with(
+        postgres.fresh("hurried"),
+        idle_in_transaction_session_timeout=50,
+        statement_timeout=400,
+    )
+    with BudgetStore.open(hurried) as store, ThreadPool(1) as pool:
+        with connecting(store.engine) as connection:
+            for transaction in (database.reading, database.writing):
+                with transaction(connection):
+                    time.sleep(0.2)
+                    connection.exec_driver_sql("SELECT pg_sleep(0.5)")
+        with BudgetStore.open(hurried) as other:
+            with connecting(other.engine) as connection, database.writing(connection):
+                waits = pool.apply_async(store.grant, (grant(1.0),))
+                time.sleep(0.6)
+            waits.get()
+        assert verify(store).success
+
+
+def test_writer_says_that_another_holds_the_file_and_does_not_wait_for_ever(
+    sqlite_budget, monkeypatch
+):
+    """Such as one that was stopped in between (`Ctrl-Z`)."""
+    monkeypatch.setattr(database, "_PATIENCE", 0.05)
+    with BudgetStore.open(sqlite_budget()) as store:
+        before = store.head()
+        with locked(Path(f"{store.engine.url.database}.lock")):
+            with pytest.raises(ArtifactError, match="another process holds it"):
+                store.grant(grant(1.0))
+            assert store.head() == before  # readers need no lock
+        store.grant(grant(1.0))
 
 
 class Busy:

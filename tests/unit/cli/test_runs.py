@@ -6,6 +6,7 @@ import pytest
 
 from cli import account, runs
 from cli.runs import CONFIGS, _failed_elsewhere, holding, read_config
+from dptune import files
 from dptune.errors import PrivacyError
 from dptune.files import locked
 from dptune.workflow import budget
@@ -36,7 +37,7 @@ def test_second_of_equal_runs_is_refused_and_gives_nothing_back(monkeypatch, tmp
     def held(fingerprint):
         return holding(config, fingerprint, local, url="sqlite:///")
 
-    monkeypatch.setattr(runs, "_SECONDS_BETWEEN_TRIES", 0)
+    monkeypatch.setattr(runs, "_MOMENT", 0)
     with held("one"):
         with pytest.raises(PrivacyError, match="another process"), held("one"):
             pytest.fail("two are under way")
@@ -53,6 +54,6 @@ def test_run_waits_a_moment_for_workers_of_one_that_was_killed(monkeypatch, tmp_
     file, held = tmp_path / "run.lock", ExitStack()
     worker = held.enter_context(ExitStack())
     worker.enter_context(locked(file))
-    monkeypatch.setattr(runs.time, "sleep", lambda _: worker.close())
+    monkeypatch.setattr(files.time, "sleep", lambda _: worker.close())
     with held:
         runs._lock(held, file)

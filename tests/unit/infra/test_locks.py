@@ -71,6 +71,35 @@ def test_lock_is_free_after_an_error(url):
         pass
 
 
+def test_lock_stays_on_a_server_that_ends_what_waits(postgres):
+    """A promotion that read large weights lost it, and heard of that at its end."""
+    hurried = postgres.fresh("hurried") + (
+        "%20-cidle_in_transaction_session_timeout%3D50%20-cstatement_timeout%3D100"
+    )
+    entered = []
+
+    def enter():
+        with one_at_a_time(hurried, "champion of bot"):
+            entered.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with one_at_a_time(hurried, "champion of bot"):
+            second = pool.submit(enter)
+            sleep(0.4)
+            entered.append("first")
+        second.result()
+    assert entered == ["first", "second"]
+
+
+def test_lock_that_is_held_too_long_is_told(url, monkeypatch):
+    monkeypatch.setattr(locks, "_PATIENCE", 1)
+    lock = partial(one_at_a_time, url, "champion of bot")
+    with lock(), pytest.raises(ArtifactError), lock():
+        pass
+    with one_at_a_time(url, "champion of bot"):
+        pass
+
+
 # a database that another program makes table by table
 
 

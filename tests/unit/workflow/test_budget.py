@@ -213,7 +213,7 @@ def test_second_of_equal_runs_that_is_refused_leaves_what_the_first_holds(
     make_inputs, tmp_path, hold, store, url, monkeypatch
 ):
     """It gave back what both held, and the first had to ask for more."""
-    monkeypatch.setattr(training_job, "_TRIES", 1)
+    monkeypatch.setattr(training_job, "_MOMENT", 0)
     inputs = make_inputs()
     first, second = hold(inputs), hold(inputs)
     assert (first.id, first.found_open) == (second.id, False)

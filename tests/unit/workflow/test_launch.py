@@ -371,7 +371,7 @@ def test_error_file_holds_kind_and_message_and_no_traceback(monkeypatch, tmp_pat
 def test_first_rank_trains_in_no_folder_where_another_one_does(
     shared, monkeypatch, tmp_path, make_inputs
 ):
-    monkeypatch.setattr(workflow_job, "_TRIES", 1)
+    monkeypatch.setattr(workflow_job, "_MOMENT", 0)
     told, data = shared()
     write_job(told, data, tmp_path)
     for name, value in {"RANK": "0", "TORCHELASTIC_ERROR_FILE": ""}.items():

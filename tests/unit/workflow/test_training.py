@@ -330,7 +330,7 @@ def test_training_that_is_under_way_is_not_put_aside(
     make_inputs, tmp_path, monkeypatch
 ):
     """Its folder was renamed, and both went on in one folder and one journal."""
-    monkeypatch.setattr(job, "_TRIES", 1)
+    monkeypatch.setattr(job, "_MOMENT", 0)
     inputs = make_inputs()
 
     def meanwhile(now):
