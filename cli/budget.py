@@ -19,6 +19,7 @@ from infra.workspace import current_workspace, data_root, ensure_budget_key, llm
 
 if TYPE_CHECKING:  # takes long to import, and --help is to be quick
     from dptune.accounting.store.log import Head
+    from dptune.accounting.store.reservations import Reservation
     from dptune.accounting.store.store import BudgetStore
     from dptune.results import BudgetReport
 
@@ -231,30 +232,36 @@ def history(
     """List every run that touched the data, with what it holds and has drawn."""
     from dptune.accounting.store.summaries import history as runs_on
 
-    table = folding_table(
-        "runs that touched the data",
-        *("reservation", "data set", "recipe", "purpose", "units", "status"),
-        *("mechanisms drawn", "held"),
-    )
     with _find() or nullcontext() as store:
         runs = runs_on(store, data_set=data_set) if store else []
         if data_set is not None and not runs:
             _refuse_unknown(store, data_set)
+    console = speaker()
+    for name in dict.fromkeys(run.data_set for run in runs):
+        console.print(_history_table([r for r in runs if r.data_set == name]))
+    if not runs:
+        console.print("no run touched the data yet", style="dim")
+    say_next(console, "dptune budget verify")
+
+
+def _history_table(runs: Sequence["Reservation"]) -> Table:
+    """Lay out one line per run on a data set; ids stay whole, to be copied."""
+    table = folding_table(
+        f"runs on {runs[0].data_set}",
+        *("reservation", "recipe", "units", "status", "drawn", "held"),
+    )
+    table.columns[0].no_wrap = True
     for held in runs:
         drawn = held.spent.count(Notion.RECORD)
         table.add_row(
             held.id,
-            held.data_set,
-            held.recipe,
-            f"{held.purpose} {held.sweep}".strip(),
+            f"{held.recipe} ({f'{held.purpose} {held.sweep}'.strip()})",
             f"{held.num_units:,}",
             held.status,
             str(drawn),
             str(held.committed.count(Notion.RECORD) - drawn),
         )
-    console = speaker()
-    console.print(table)
-    say_next(console, "dptune budget verify")
+    return table
 
 
 def _refuse_unknown(store: "BudgetStore | None", data_set: str) -> None:
@@ -332,7 +339,8 @@ def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
     with _find() or nullcontext() as store:
         reports = budgets(store, delta=delta) if store else []
         attempts = [attempts_on(store, r.data_set) if store else None for r in reports]
-    console.print(_budget_table(reports))
+    for report in reports:
+        console.print(_budget_table(report))
     lost = _lost()
     for problem in lost:
         words = f"lost {problem}: see `budget verify`, and restore"
@@ -393,32 +401,26 @@ def _read_head(file: Path) -> "Head":
         raise ConfigError.at("--head", message) from None
 
 
-def _budget_table(reports: Sequence["BudgetReport"]) -> Table:
-    """Lay out one line per data set and notion."""
+def _budget_table(report: "BudgetReport") -> Table:
+    """Lay out one line per notion of a data set."""
     from dptune.reports.formatting import epsilon, lower, upper
 
     table = folding_table(
-        "budget per data set, all runs",
-        *("data set", "units", "runs (open)", "notion", "allowed ε", "spent ε"),
-        *("with open runs", "left", "tuning ε", "δ"),
+        f"budget of {report.data_set}: {report.num_units:,} units, "
+        f"runs {report.num_runs}, open {report.num_open}",
+        *("promise", "allowed ε", "spent ε", "with open runs", "left", "tuning ε", "δ"),
     )
-    for report in reports:
-        for number, line in enumerate(report.lines):
-            first = number == 0
-            table.add_row(
-                report.data_set if first else "",
-                f"{report.num_units:,}" if first else "",
-                f"{report.num_runs} ({report.num_open})" if first else "",
-                f"{line.notion}, {line.relation.replace('_', ' ')}"
-                f"{', adaptive' if line.adaptive else ''}",
-                "-" if line.allowance is None else lower(line.allowance),
-                epsilon(line.spent),
-                epsilon(line.committed),
-                "-" if line.left is None else lower(line.left),
-                epsilon(line.tuning),
-                upper(line.delta),
-            )
-        table.add_section()
+    for line in report.lines:
+        table.add_row(
+            f"{line.notion}, {line.relation.replace('_', ' ')}"
+            f"{', adaptive' if line.adaptive else ''}",
+            "-" if line.allowance is None else lower(line.allowance),
+            epsilon(line.spent),
+            epsilon(line.committed),
+            "-" if line.left is None else lower(line.left),
+            epsilon(line.tuning),
+            upper(line.delta),
+        )
     return table
 
 

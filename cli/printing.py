@@ -1,5 +1,6 @@
 """How commands speak: plain text, tables whose cells fold, and what comes next."""
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +18,9 @@ def say_next(console: Console, *lines: str) -> None:
 
 def folding_table(title: str, *columns: str) -> Table:
     """Return a table whose cells break where the terminal is narrow."""
-    table = Table(title=title, title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left"
+    )
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

@@ -5,14 +5,14 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.printing import say_next, speaker
+from cli.printing import folding_table, say_next, speaker
 from infra.workspace import REPOSITORY, STATE, data_root
 
 if TYPE_CHECKING:  # takes long to import, and --help is to be quick
@@ -89,31 +89,29 @@ def init(
 
 def configs() -> None:
     """List the configurations, recipes and gate policies there are."""
-    from rich.table import Table
-
     from cli.runs import CONFIGS
     from dptune.configfile import read_yaml
 
     console = speaker()
-    for folder, hint in (
-        ("train", "dptune train configs/train/{name}.yaml"),
-        ("compare", "dptune compare configs/compare/{name}.yaml"),
-        ("recipes", "--set recipe={name}"),
-        ("gates", "--set gate={name}"),
-        ("profiles", "--profile {name}"),
+    for folder, use in (
+        ("train", "dptune train configs/train/NAME.yaml"),
+        ("compare", "dptune compare configs/compare/NAME.yaml"),
+        ("recipes", "--set recipe=NAME"),
+        ("gates", "--set gate=NAME"),
+        ("profiles", "--profile NAME"),
     ):
-        table = Table(title=f"configs/{folder}", title_justify="left", box=None)
-        table.add_column("name", style="bold")
-        table.add_column("what")
-        table.add_column("use", style="dim")
+        table = folding_table(f"configs/{folder}: {use}", "name", "what")
         for file in sorted((CONFIGS / folder).glob("*.yaml")):
-            values = read_yaml(file)
-            lines = file.read_text(encoding="utf-8").splitlines()
-            comment = next((ln[2:] for ln in lines[1:] if ln.startswith("# ")), "")
-            what = str(values.get("title") or comment)
-            table.add_row(file.stem, what, hint.format(name=file.stem))
+            what = read_yaml(file).get("title") or _first_sentence(file)
+            table.add_row(file.stem, str(what))
         console.print(table)
-        console.print()
+
+
+def _first_sentence(file: Path) -> str:
+    """Read what a configuration is from the comment below its command."""
+    lines = file.read_text(encoding="utf-8").splitlines()[1:]
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line[2:] for line in comment).split(". ", 1)[0].rstrip(".")
 
 
 def invent() -> None:
