@@ -66,7 +66,7 @@ from dptune.workflow.budget import (
     settle_budget,
     spender,
 )
-from dptune.workflow.charging import stage_entry
+from dptune.workflow.charging import Spend, stage_entry
 from dptune.workflow.naming import records_digest
 from dptune.workflow.respelled import as_known
 
@@ -368,7 +368,7 @@ class ScriptRun:
             _write(self.folder / "budget.json", spent.model_dump_json(indent=1))
 
     def _charge_to(
-        self, spend: Callable[[LedgerEntry], None] | None, learning: Learning
+        self, spend: Spend | None, learning: Learning
     ) -> Callable[[int, int], None]:
         """Charge blocks to the budget, then to the journal."""
         journal, corpus = self.journal, self.corpus

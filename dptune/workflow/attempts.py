@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from dptune.accounting.chain import LedgerJournal
@@ -15,14 +16,16 @@ from dptune.accounting.store.attempts import (
     count_attempts,
     losses,
     record_attempt,
+    unknown_heads,
 )
 from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.errors import ArtifactError, ConfigError
 from dptune.gates.evidence import AttemptsEvidence
+from dptune.jsons import parse_json
 from dptune.results import Report
-from dptune.workflow.charging import RELEASED_UNITS
+from dptune.workflow.charging import PAID, RELEASED_UNITS
 
 
 def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> None:
@@ -110,6 +113,32 @@ def unpaid_charges(store: BudgetStore | None, runs: Path) -> int:
     return max(0, (journals - paid).total() - admitted)
 
 
+def lost_payments(store: BudgetStore | None, runs: Path) -> list[Head]:
+    """List ends of a log that journals were paid by, and that the store never had.
+
+    Charges alone do not tell where several projects pay one store: what another has
+    paid for equal blocks stands in for those that are lost.
+
+    Args:
+        store: as it is now; None where there is none.
+        runs: folder of all trainings, those that were put aside as well.
+    """
+    heads = {_noted(file) for file in runs.glob(f"*/{PAID}")}
+    if store is None or not heads:
+        return sorted(heads, key=astuple)
+    admitted = {head for loss in losses(store) for head in loss.heads}
+    return unknown_heads(store, sorted(heads - admitted, key=astuple))
+
+
+def _noted(file: Path) -> Head:
+    """Read where a log ended; a file that says nothing names an end that none has."""
+    try:
+        noted = parse_json(file.read_text(encoding="ascii"))
+        return Head(sequence=int(noted["sequence"]), hash=str(noted["hash"]))
+    except (ValueError, TypeError, LookupError):
+        return Head(hash=file.parent.name)
+
+
 def missing_from(store: BudgetStore | None, *, runs: Path) -> str | None:
     """Say what the store must hold and does not, or None.
 
@@ -117,10 +146,13 @@ def missing_from(store: BudgetStore | None, *, runs: Path) -> str | None:
         store: as it is now; None where there is none.
         runs: folder of all trainings.
     """
-    unpaid = unpaid_charges(store, runs)
-    if not unpaid:
-        return None
-    return f"{unpaid} charges of journals in {runs.name}/ are not in the budget store"
+    if unpaid := unpaid_charges(store, runs):
+        what = f"{unpaid} charges of journals in {runs.name}/"
+        return f"{what} are not in the budget store"
+    if lost := lost_payments(store, runs):
+        what = f"what {len(lost)} journals in {runs.name}/ were paid by"
+        return f"{what} is not in the budget store"
+    return None
 
 
 def refuse_lost_store(store: BudgetStore | None, *, runs: Path) -> None:
@@ -160,6 +192,7 @@ def admit_lost_store(
     if not any(map(str.isalnum, reason)):
         message = "must say why in words, since it stays on record."
         raise ConfigError.at("--reason", message)
+    heads = (*heads, *lost_payments(store, runs))
     loss = Loss(charges=unpaid_charges(store, runs), heads=heads, reason=reason)
     admit_loss(store, loss)
     return loss

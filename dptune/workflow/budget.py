@@ -11,6 +11,7 @@ from typing import Final
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.accounting.progress import charged_event, ledger_curves
 from dptune.accounting.store.allowances import Cost, History, Terms, total, worst
+from dptune.accounting.store.log import Head
 from dptune.accounting.store.reservations import (
     KEY_BYTES,
     UnitSet,
@@ -264,9 +265,9 @@ class Spender:
         self.reservation = reservation
         self._store = BudgetStore.open(url)
 
-    def __call__(self, entry: LedgerEntry) -> None:
-        """Charge one block; raises to refuse it."""
-        self._store.spend(
+    def __call__(self, entry: LedgerEntry) -> Head:
+        """Charge one block, and return the end of the log; raises to refuse it."""
+        return self._store.spend(
             self.reservation,
             budget_cost(entry),
             stage=entry.stage,

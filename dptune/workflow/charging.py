@@ -1,6 +1,8 @@
 """The ledger entry that one block of a stage is charged as, and what charges it."""
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -14,7 +16,9 @@ from dptune.accounting.ledger import (
     NotionEvent,
     PrivacyLedger,
 )
+from dptune.accounting.store.log import Head
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
+from dptune.files import replacing
 from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import RunPlan, release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
@@ -39,6 +43,11 @@ ABOUT_NUM_UNITS: Final[dict[UnitsFrom, tuple[Assumption, ...]]] = {
     UnitsFrom.RELEASED: (Assumption.NUM_UNITS_WAS_RELEASED,),  # another entry pays
 }
 """What a stage on gradients takes for granted, whose rate and steps follow from it."""
+
+PAID: Final = "paid.json"
+"""Beside a journal: where the budget store's log ended when it was paid last."""
+
+Spend = Callable[[LedgerEntry], Head | None]
 
 ALWAYS = (
     Assumption.PUBLIC_HYPERPARAMETERS,
@@ -120,7 +129,7 @@ def charge_to(
     *,
     recipe: str,
     fixed_seed: bool,
-    spend: Callable[[LedgerEntry], None] | None,
+    spend: Spend | None,
 ) -> Callable[[int, int], None]:
     """Return what charges blocks to the data set's budget, then to the journal.
 
@@ -130,7 +139,8 @@ def charge_to(
         plan: likewise.
         recipe: likewise.
         fixed_seed: likewise.
-        spend: charges the budget; raises to refuse. None keeps no budget.
+        spend: charges the budget, and returns where its log ends; raises to refuse.
+            None keeps no budget.
     """
 
     def charge(first_step: int, num_steps: int) -> None:
@@ -142,11 +152,27 @@ def charge_to(
             num_steps=num_steps,
             fixed_seed=fixed_seed,
         )
-        if spend is not None:
-            spend(entry)
-        journal.charge(entry)
+        pay(entry, journal, spend)
 
     return charge
+
+
+def pay(entry: LedgerEntry, journal: LedgerJournal, spend: Spend | None) -> None:
+    """Charge the data set's budget, then the journal; noise is drawn after that.
+
+    Between the two the end of the store's log is noted beside the journal: a store that
+    never went through it has lost what it was paid, whatever others have paid it since.
+
+    Args:
+        entry: what is to be drawn.
+        journal: of the computation.
+        spend: see `charge_to`.
+    """
+    head = None if spend is None else spend(entry)
+    if head is not None:
+        with replacing(journal.path.with_name(PAID)) as half:
+            half.write_text(json.dumps(asdict(head)), encoding="ascii")
+    journal.charge(entry)
 
 
 def _tiered_entry(

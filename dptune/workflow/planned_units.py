@@ -4,10 +4,12 @@ import hashlib
 import json
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.attacks.canaries import CanarySpec
@@ -20,7 +22,7 @@ from dptune.planning import RunPlan
 from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
-from dptune.workflow.charging import RELEASED_UNITS, release_entry
+from dptune.workflow.charging import RELEASED_UNITS, pay, release_entry
 from dptune.workflow.naming import (
     Charged,
     check_digest,
@@ -138,8 +140,8 @@ def release_units(
     with locked(home / ".lock"):  # of two commands at once, one pays
         if not found.is_file():
             entry = _entry(corpus.report, noise_multiplier=noise_multiplier)
-            _charge(config, corpus, entry, url=url, key=key, run_key=name)
-            LedgerJournal(home / "ledger.jsonl").charge(entry)
+            spend = partial(_charge, config, corpus, url=url, key=key, run_key=name)
+            pay(entry, LedgerJournal(home / "ledger.jsonl"), spend)
             draw = random.SystemRandom() if generator is None else generator
             noisy = corpus.report.num_units["train"] + draw.gauss(0.0, noise_multiplier)
             half = found.with_suffix(".half")
@@ -180,7 +182,7 @@ def _charge(
     url: str,
     key: bytes,
     run_key: str,
-) -> None:
+) -> Head:
     """Spend from the data set's budget, before the noise is drawn."""
     hashed = corpus.report.units_are_content_hashes
     cost, texts = budget_cost(entry), texts_digest(corpus, key=key)
@@ -201,7 +203,7 @@ def _charge(
         )
         claim_digest(store, units, texts, reservation=held, owners=owners)
         store.spend(held.id, cost, stage=entry.stage, num_steps=1)
-        store.settle(held.id)
+        return store.settle(held.id)
 
 
 def _key(config: TrainConfig, corpus: Corpus, noise_multiplier: float) -> str:

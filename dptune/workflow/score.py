@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -36,7 +36,7 @@ from dptune.detection.scoring import (
 )
 from dptune.files import locked
 from dptune.parts import batches
-from dptune.workflow.charging import release_entry
+from dptune.workflow.charging import Spend, pay, release_entry
 from dptune.workflow.retraining import start_again
 
 _JUDGE: Final = "scoring.judge"
@@ -53,7 +53,7 @@ def score_corpus(
     seed: int | None,
     retrain: bool = False,
     run: str = "",
-    spend: Callable[[LedgerEntry], None] | None = None,
+    spend: Spend | None = None,
     nominal_epsilon: float | None = None,
     access: LlmAccess = NO_ACCESS,
 ) -> tuple[SensitivityTable, PrivacyLedger]:
@@ -197,14 +197,12 @@ def _release(
     found: Path,
     *,
     seed: int | None,
-    spend: Callable[[LedgerEntry], None] | None,
+    spend: Spend | None,
 ) -> None:
     """Charge, then draw, then keep."""
     with scratch_folder(found.parent) as place, open_engine(place) as engine:
         units = counts_by_unit(labelled.split("train"), engine)
-        if spend is not None:
-            spend(entry)
-        journal.charge(entry)
+        pay(entry, journal, spend)
         released = release_counts(
             units,
             noise_multiplier=settings.noise_multiplier or 0.0,

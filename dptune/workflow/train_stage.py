@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import nn
 
 from dptune.accounting.chain import LedgerJournal
-from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.config import PerformanceSettings
 from dptune.conversation import is_conversation
@@ -33,7 +33,7 @@ from dptune.models.loading import LoadedModel, save_model
 from dptune.models.source import ModelBundle
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.budget import Spender
-from dptune.workflow.charging import charge_to
+from dptune.workflow.charging import Spend, charge_to
 from dptune.workflow.controller import (
     PREFIX,
     controller_report,
@@ -74,7 +74,7 @@ def run_stage(
     performance: PerformanceSettings,
     retrain: bool = False,
     run: str = "",
-    spend: Callable[[LedgerEntry], None] | None = None,
+    spend: Spend | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
     controller: Controller | None = None,
     watch: Callable[[int, LoadedModel], None] | None = None,
@@ -233,7 +233,7 @@ def _train(
     *,
     is_finished: bool,
     charge: Charge,
-    spend: Callable[[LedgerEntry], None] | None,
+    spend: Spend | None,
     on_step: Callable[[StepProgress], None] | None,
     controller: Controller | None,
     launch: Launcher | None,

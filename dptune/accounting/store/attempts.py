@@ -138,9 +138,21 @@ def charges(store: BudgetStore) -> Iterable[tuple[str, int]]:
 
 def continues(store: BudgetStore, head: Head) -> bool:
     """Whether the log went through a head that was kept elsewhere."""
-    query = select(schema.log.c.hash).where(schema.log.c.sequence == head.sequence)
+    return not unknown_heads(store, [head])
+
+
+def unknown_heads(store: BudgetStore, heads: Iterable[Head]) -> list[Head]:
+    """Return those heads, kept elsewhere, that the log never went through."""
+    query = select(schema.log.c.hash)
     with connecting(store.engine) as connection, reading(connection):
-        return bool(connection.execute(query).scalar_one_or_none() == head.hash)
+        return [
+            head
+            for head in heads
+            if connection.execute(
+                query.where(schema.log.c.sequence == head.sequence)
+            ).scalar_one_or_none()
+            != head.hash
+        ]
 
 
 def broken_log(store: BudgetStore) -> str:

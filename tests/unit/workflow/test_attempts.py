@@ -1,6 +1,7 @@
 """A store that was deleted or set back is refused: the journals know what was spent."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from dptune.accounting.store import store as store_module
 from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError, ConfigError
-from dptune.workflow import preflight
+from dptune.workflow import attempts, preflight
 from dptune.workflow.attempts import (
     admit_lost_store,
     attempts_on,
@@ -18,7 +19,8 @@ from dptune.workflow.attempts import (
     record_trace,
     unpaid_charges,
 )
-from dptune.workflow.budget import budget_cost
+from dptune.workflow.budget import Spender, budget_cost
+from dptune.workflow.charging import PAID, pay
 from dptune.workflow.preflight import BudgetPlace
 from tests.budgets import request
 from tests.unit.reports import samples
@@ -38,11 +40,10 @@ def spend(place, *, run="a", steps=1, folder="1"):
     """Charge blocks as a stage does: the store first, then the journal."""
     store = BudgetStore.open(place.url)
     entry = samples.ledger_entry()
-    cost = budget_cost(entry)
-    held = store.reserve(request(range(5), run, cost.times(steps)))
+    held = store.reserve(request(range(5), run, budget_cost(entry).times(steps)))
     for _ in range(steps):
-        store.spend(held.id, cost, stage=entry.stage, num_steps=entry.num_steps)
-        LedgerJournal(place.runs / folder / "ledger.jsonl").charge(entry)
+        journal = LedgerJournal(place.runs / folder / "ledger.jsonl")
+        pay(entry, journal, Spender(place.url, reservation=held.id))
     store.settle(held.id)
     store.engine.dispose()
 
@@ -68,6 +69,52 @@ def test_deleted_store_is_refused(place, file):
     BudgetStore.open(place.url).engine.dispose()  # an empty one in its place
     with pytest.raises(ArtifactError, match="admit-loss"):
         place.refuse_lost_store()
+
+
+@pytest.fixture
+def restored(place, file, tmp_path):
+    """A store that two projects paid, set back to before the second's last run."""
+    colleague = replace(place, runs=tmp_path / "colleague")
+    spend(colleague, run="theirs", steps=5)
+    spend(place, run="mine")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for part in tmp_path.glob("budget.db*"):
+        shutil.copy(part, kept)
+    spend(place, run="lost", steps=3, folder="2")
+    lose(file)
+    for part in kept.iterdir():
+        shutil.copy(part, tmp_path)
+    return colleague
+
+
+def test_older_copy_is_refused_whatever_others_paid_for_equal_blocks(place, restored):
+    restored.refuse_lost_store()  # theirs is all there
+    with pytest.raises(ArtifactError, match="1 journals"):
+        place.refuse_lost_store()
+    with BudgetStore.open(place.url) as store:
+        assert unpaid_charges(store, place.runs) == 0
+        loss = admit_lost_store(store, runs=place.runs, heads=(), reason="disk")
+    assert len(loss.heads) == 1
+    place.refuse_lost_store()
+
+
+def test_twin_that_counts_charges_alone_takes_an_older_copy(
+    place, restored, monkeypatch
+):
+    monkeypatch.setattr(attempts, "lost_payments", lambda *_: [])
+    place.refuse_lost_store()
+
+
+def test_note_of_a_payment_that_says_nothing_is_no_payment(place):
+    spend(place)
+    (note,) = place.runs.glob(f"*/{PAID}")
+    for nonsense in ("", "[]", "{}", '{"sequence": "x", "hash": "y"}', "\u00e9"):
+        note.write_text(nonsense)
+        with pytest.raises(ArtifactError, match="1 journals"):
+            place.refuse_lost_store()
+    note.unlink()  # a training from before there were any
+    place.refuse_lost_store()
 
 
 @pytest.mark.parametrize("reason", ["", " \u200b", "-"])
