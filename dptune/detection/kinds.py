@@ -126,3 +126,22 @@ def _is_organization(name: str, words: list[str], before: str, last: str) -> boo
     if last in {"the", "by", "with", "at", "for", "of", "as"}:
         return last == "the" or before in _WORK_BEFORE
     return last in _WORK_BEFORE
+
+
+_TELLS = re.compile(
+    r"(?: [A-Z][\w'’-]{1,24})?"
+    r"(?:\s{0,3}(?:\n|\Z)|[ \t]{0,2}[,(:;<|/–—]|['’]s\b|\.(?:\s|\Z)"
+    r"|,? (?:is|was|has|had|isn't|wasn't|will|would|who|and|does|did|said|says|came"
+    r"|went|took|gave|told|wrote|saw|got|left|met|kept|made|sent|paid|bought|sold|ran"
+    r"|felt|thought|knew|spoke|heard|lost|won|drove|fell|[a-z]{2,12}ed|(?:live|work|say"
+    r"|want|need|call|ask|report|deni|state|agree|play|teach|own|owe|run|go)e?s)\b)"
+)
+
+
+def is_told_of(text: str, end: int) -> bool:
+    """Tell whether what stands behind words is said of them as of a name.
+
+    An auxiliary that opens a sentence (`Will Apple buy it?`) has a plain verb behind
+    its subject; a name (`Will Stone lives here`, a line of its own) has another.
+    """
+    return _TELLS.match(text, end) is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dptune.detection import words as w
-from dptune.detection.kinds import kind_of_name
+from dptune.detection.kinds import is_told_of, kind_of_name
 
 _STEM_BEFORE = re.compile(r"([^\W\d_][\w.]*)$")
 _LETTERS = rf"[^\W\d_]+(?:[{w.JOINING}]+[^\W\d_]*)*"
@@ -75,8 +75,7 @@ def find_names(
     Args:
         text: the text.
         words: its words; their `entity_type` is filled in.
-        judge: marks more words, or takes marks back that follow from form alone; what a
-            text introduces as a name stays one.
+        judge: marks more words, or takes back what follows from form alone.
 
     Returns:
         Disjoint, sorted ranges.
@@ -313,14 +312,15 @@ def _mark_auxiliaries(text: str, words: list[Word]) -> None:
 def _is_no_auxiliary(text: str, words: list[Word], position: int) -> bool:
     """Tell whether a capital stands where no auxiliary has one."""
     word = words[position]
-    behind = text[word.end : word.end + 3].lstrip(" \t")[:1]
-    if behind.isdigit():
+    if (behind := text[word.end : word.end + 3].lstrip(" \t")[:1]).isdigit():
         return False
     if word.starts_sentence:
-        return not behind.isalnum()
+        last = words[min(position + 1, len(words) - 1)]
+        is_whole = last.capital and last.entity_type and is_told_of(text, last.end)
+        return not behind.isalnum() or bool(is_whole)
     before = words[position - 1]
-    in_heading = before.capital and not before.entity_type and behind.isupper()
-    return not in_heading
+    is_beside = before.capital and not text[before.end : word.start].strip()
+    return not (is_beside and not before.entity_type and behind.isupper())
 
 
 def _mark_last_of_three(text: str, words: list[Word]) -> None:

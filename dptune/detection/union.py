@@ -48,6 +48,7 @@ _PARTICLE = re.compile(
     r"|['’]t)"
     r"[ \t\u00a0]{1,2}){1,3}$"
 )
+_INITIALS = re.compile(r"(?<![\w.])(?:[^\W\d_a-z]\. ?){1,3}$")
 _LONGEST_PARTICLES = 24
 # Letters that need no blank between two words: Thai to Lao, Burmese, Khmer, Han, kana.
 _UNSPACED = re.compile(
@@ -195,12 +196,14 @@ def _is_inner(mark: str) -> bool:
 
 
 def _before_particles(text: str, start: int, last: int) -> int:
-    """Return where the particles before a name start, else where the name does."""
+    """Return where particles and initials before a name start, else where it does."""
     low = max(last, start - _LONGEST_PARTICLES)
     if start - low < 3 or text[start - 1] not in " \t\u00a0":
         return start
     found = _PARTICLE.search(text, low, start)
-    return start if found is None else found.start()
+    start = start if found is None else found.start()
+    initials = _INITIALS.search(text, low, start) if text[start].islower() else None
+    return start if initials is None else initials.start()
 
 
 def _join_parts(spans: Sequence[Span], text: str) -> Iterator[Span]:

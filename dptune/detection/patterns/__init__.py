@@ -2,7 +2,8 @@
 
 Rules see one spelling of a text (`plain`), where signs touch a value that may be no
 part of it, a second one without them, and where a number has letters that scanners read
-for digits, or signs of its own, one as usual. Spans are those of the text as it is.
+for digits, or signs of its own, one as usual, and where lines are justified one with
+single blanks. Spans are those of the text as it is.
 """
 
 import re
@@ -15,6 +16,7 @@ from dptune.detection.patterns.fields import field_values
 from dptune.detection.patterns.plain import (
     apart,
     canonical,
+    narrowed,
     odd_numbers,
     usual,
     without_glue,
@@ -145,6 +147,8 @@ class PatternRecognizer:
         yield from self._of_rules(text, origin)
         if runs := odd_numbers(text):
             yield from self._of_odd(text, origin, runs)
+        if (view := narrowed(text, origin)) is not None:
+            yield from self._of_rules(*view)
         if (parted := without_glue(written)) != written:
             text, origin = canonical(parted)
             yield from self._of_rules(apart(text), origin)

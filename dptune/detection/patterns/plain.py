@@ -220,3 +220,30 @@ def usual(text: str, runs: list[tuple[int, int]]) -> str:
     for low, high in runs:
         characters[low:high] = text[low:high].translate(_USUAL)
     return "".join(characters)
+
+
+# Two blanks where lines are justified; more, or a line of several numbers, are columns.
+_WIDE = re.compile(r"(?<=[\w,.)+-])  (?=[\w(+])")
+_NUMERIC = re.compile(r"\d  [\w(+]|[\w,.)+-]  \d")
+
+
+def narrowed(plain: str, origin: list[int] | None) -> tuple[str, list[int]] | None:
+    """Read justified lines: one blank for two beside a digit; None where none are.
+
+    >>> narrowed("tel  0161  496", None)[0]
+    'tel 0161 496'
+    """
+    if "  " not in plain or _NUMERIC.search(plain) is None:
+        return None
+    dropped = set[int]()
+    first = 0
+    for line in plain.splitlines(keepends=True):
+        if "   " not in line and _NUMERIC.search(line):
+            dropped |= {first + m.start() for m in _WIDE.finditer(line)}
+        first += len(line)
+    if not dropped:
+        return None
+    kept = [i for i in range(len(plain)) if i not in dropped]
+    text = "".join(plain[i] for i in kept)
+    places = [*kept, len(plain)]
+    return text, places if origin is None else [origin[i] for i in places]
