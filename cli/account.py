@@ -60,7 +60,7 @@ def statement(*, started: bool) -> str:
         return (
             f"The run had started: finished steps are kept. {_spent(_began[-1])} What "
             "was charged stays charged. Mend the cause and run the same command again: "
-            "it goes on from there."
+            "it goes on from there, and pays again for a block that was cut off."
         )
     if started:
         return (

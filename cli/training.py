@@ -60,7 +60,7 @@ def train_and_report(
 
     cell = cell_of(run, label=config.recipe.title)
     model_name = config.registry.model_name
-    commands = next_steps(model_name, policy=config.gate.name)
+    commands = next_steps(model_name)
     report = ComparisonReport(
         name=f"{config.name}-{config.recipe.name}-v{cell.version}",
         title=f"{config.name}: {config.recipe.title}",
@@ -157,7 +157,7 @@ def next_steps(model_name: str, *, policy: str | None = None) -> list[str]:
 
     Args:
         model_name: that was registered.
-        policy: that decided; `default` is offered where it was another.
+        policy: that decided, where `default` is to be offered if it was another.
     """
     start = Path("configs/train/own_text.yaml")
     mine = start.with_name("mine.yaml")
@@ -167,7 +167,7 @@ def next_steps(model_name: str, *, policy: str | None = None) -> list[str]:
         copy = f"dptune init  (makes {start}, to copy, edit and train)"
     return [
         "dptune status  (champion, challengers, what was spent)",
-        *([] if policy == "default" else [stricter]),
+        *([] if policy in {None, "default"} else [stricter]),
         "dptune dashboard  (ZenML: every step, its artifacts and metadata)",
         "dptune mlflow  (MLflow: runs, models, epsilon as a metric)",
         *([] if mine.exists() else [copy]),  # it would overwrite what was edited

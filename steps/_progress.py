@@ -120,7 +120,8 @@ def _lines(title: str, total: int) -> Callable[..., None]:
             if wants_json():
                 log_event(title, done=done, total=total, note=note)
             else:
-                terminal.print(f"  {title}: {done}/{total} {note}")
+                line = f"  {title}: {done}/{total} {note}"
+                terminal.print(line, soft_wrap=True)  # a file has no width
 
     return advance
 
@@ -130,4 +131,4 @@ def say(message: str) -> None:
     if wants_json():
         log_event(message)
     else:
-        console().print(f"  {message}")
+        console().print(f"  {message}", soft_wrap=True)

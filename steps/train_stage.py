@@ -92,6 +92,7 @@ def train_stage(
             f"stage {stage}",
             plan=inputs.plan,
             run=plan,
+            journal=home / "ledger.jsonl",
             record=lambda figures, step: log_progress(stage, figures, step=step),
         ) as on_step,
     ):
