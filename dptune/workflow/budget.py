@@ -81,10 +81,9 @@ def planned_costs(
         seen = corpus
         if stage.settings.view is View.REDACTED:
             seen = corpus.model_copy(update={"redaction": redaction})
-        block = 1  # a participation
-        if stage.settings.local is None:
-            block = stage.training_plan().whole_block(block_size)
-        costs = _stage_costs(stage, seen, plan.recipe, block=block, seeded=seeded)
+        costs = _stage_costs(
+            stage, seen, plan.recipe, block_size=block_size, seeded=seeded
+        )
         whole.append(costs[0])
         spare.append(costs[1])
     return total(whole), total(spare)
@@ -265,6 +264,39 @@ class Spender:
         self.reservation = reservation
         self._store = BudgetStore.open(url)
 
+    def ensure(
+        self,
+        stage: StagePlan,
+        seen: CorpusReport,
+        *,
+        recipe: str,
+        block_size: int,
+        seeded: bool,
+        first_step: int,
+    ) -> None:
+        """Hold what is left of a stage before its first block, see `BudgetStore`.
+
+        Args:
+            stage: that is about to be trained.
+            seen: the corpus that it reads.
+            recipe: name of the recipe.
+            block_size: steps that are charged together.
+            seeded: whether noise comes from a known seed.
+            first_step: that is not drawn, or has to be drawn again.
+
+        Raises:
+            BudgetExceededError: the data set cannot pay for all of it.
+        """
+        rest, _ = _stage_costs(
+            stage,
+            seen,
+            recipe,
+            block_size=block_size,
+            seeded=seeded,
+            first_step=first_step,
+        )
+        self._store.ensure(self.reservation, rest)
+
     def __call__(self, entry: LedgerEntry) -> Head:
         """Charge one block, and return the end of the log; raises to refuse it."""
         return self._store.spend(
@@ -414,9 +446,15 @@ def _require_none(settings: BudgetSettings) -> None:
 
 
 def _stage_costs(
-    stage: StagePlan, seen: CorpusReport, recipe: str, *, block: int, seeded: bool
+    stage: StagePlan,
+    seen: CorpusReport,
+    recipe: str,
+    *,
+    block_size: int,
+    seeded: bool,
+    first_step: int = 0,
 ) -> tuple[Cost, Cost]:
-    """Cost of one stage, block by block, and of its dearest block."""
+    """Cost of one stage from a step on, block by block, and of its dearest block."""
 
     def cost(plan: StagePlan, first_step: int, num_steps: int) -> Cost:
         entry = stage_entry(
@@ -429,11 +467,14 @@ def _stage_costs(
         )
         return budget_cost(entry)
 
-    if is_adaptive(stage.training_plan()):  # charged once, resumed for nothing
+    training = stage.training_plan()
+    if is_adaptive(training):  # charged once, resumed for nothing
         return cost(stage, 0, stage.num_steps), Cost()
+    is_local = stage.settings.local is not None  # a block is a participation
+    block = 1 if is_local else training.whole_block(block_size)
     blocks = Counter[tuple[tuple[float, int], ...]]()
     example = {}
-    for first in range(0, stage.num_steps, block):
+    for first in range(first_step, stage.num_steps, block):
         size = min(block, stage.num_steps - first)
         kind = stage.noise_runs(first, size)
         blocks[kind] += 1

@@ -19,6 +19,7 @@ from dptune.conversation import is_conversation
 from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.plan import is_adaptive
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.steps import Charge
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome
@@ -141,6 +142,8 @@ def run_stage(
         fixed_seed=inputs.seed is not None,
         spend=spend,
     )
+    if isinstance(spend, Spender) and not target.is_dir():
+        _ensure(job, inputs, journal, spend)
     outcome = _train(
         job,
         loaded,
@@ -161,6 +164,32 @@ def run_stage(
         ledger=ledger.extend(journal.read()),
         report=report,
         trained=trained,
+    )
+
+
+def _ensure(
+    job: TrainingJob, inputs: StageInputs, journal: LedgerJournal, spend: Spender
+) -> None:
+    """Hold what is left to draw, so that no grant ends in the middle of it.
+
+    A run that was finished elsewhere, or whose folder was removed, holds nothing more.
+
+    Raises:
+        BudgetExceededError: it does not fit; nothing was charged.
+    """
+    plan, charged = inputs.plan, journal.read().entries
+    if charged and is_adaptive(plan.training_plan()):  # charged once
+        return
+    drawn = steps_taken(job.checkpoint_dir)
+    if plan.settings.local is not None:
+        drawn = sum(entry.num_steps for entry in charged)
+    spend.ensure(
+        plan,
+        inputs.corpus.report,
+        recipe=inputs.recipe,
+        block_size=job.performance.block_size,
+        seeded=inputs.seed is not None,
+        first_step=drawn,
     )
 
 

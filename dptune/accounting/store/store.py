@@ -292,6 +292,21 @@ class BudgetStore:
                     return self._take_up(connection, earlier)
                 return self._enter(connection, request)
 
+    def ensure(self, reservation: str, cost: Cost) -> None:
+        """Hold what a run is about to draw block by block, where it is not held.
+
+        A run that draws again what was drawn before is refused before the first of it,
+        and not where the grant ends in the middle.
+
+        Raises:
+            BudgetExceededError: it does not fit any more.
+            ArtifactError: as `spend`.
+        """
+        with connecting(self._engine) as connection, writing(connection):
+            held = tables.read_reservation(connection, reservation)
+            if not held.allows(cost):
+                self._extend(connection, held.extended(cost))
+
     def spend(
         self, reservation: str, cost: Cost, *, stage: str, num_steps: int
     ) -> Head:

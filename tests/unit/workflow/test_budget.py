@@ -29,6 +29,7 @@ from dptune.workflow.planned_units import units_for
 from dptune.workflow.preflight import plan_for
 from dptune.workflow.train_stage import run_stage
 from infra.workspace import REPOSITORY
+from tests.budgets import ADD, grant
 
 from .conftest import KEY, PERFORMANCE, costs, run_plan, spent_steps, stage
 
@@ -192,6 +193,26 @@ def test_second_kill_beyond_the_spare_block_is_refused_before_any_noise(
     journal = tmp_path / inputs.key() / "ledger.jsonl"
     charged = sum(e.num_steps for e in LedgerJournal(journal).read().entries)
     assert spent_steps(store) == charged
+
+
+def test_stage_that_was_finished_elsewhere_is_refused_before_it_pays(
+    make_inputs, tmp_path, hold, store, url
+):
+    """It paid block by block until the grant ended, and had nothing to show for it."""
+    inputs = make_inputs()
+    plan = run_plan(stage(), num_units=inputs.plan.num_units)
+    allowed = costs(plan, inputs.corpus.report)[0]
+    event = tally_event(allowed.times(2).tally(Notion.RECORD))
+    limit = epsilon(event, delta=1e-5, relation=ADD) * 0.99
+    store.grant(grant(limit, data_set=hold(inputs).data_set))
+    run(inputs, tmp_path / "there", spender(url, hold(inputs)))
+    store.settle(hold(inputs).id)
+    with pytest.raises(BudgetExceededError, match="would bring"):
+        run(inputs, tmp_path / "here", spender(url, hold(inputs)))
+    assert spent_steps(store) == 5
+    store.grant(grant(limit * 1.02, data_set=hold(inputs).data_set))
+    run(inputs, tmp_path / "here", spender(url, hold(inputs)))
+    assert spent_steps(store) == 10
 
 
 def test_finished_stage_spends_nothing(make_inputs, tmp_path, hold, store, url):
