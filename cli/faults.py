@@ -122,6 +122,10 @@ _READ_ONLY = Fault(
     what="the file system is read-only",
     advice="Mount it for writing, or let DPTUNE_HOME name a folder elsewhere.",
 )
+_NO_LOCKS = Fault(
+    what="the file system cannot do what is asked of it, such as to lock files",
+    advice="Let DPTUNE_HOME name a folder on a local disk.",
+)
 _DENIED = Fault(
     what="a file or folder may not be used",
     advice="Give this account its rights.",
@@ -164,6 +168,7 @@ _PIPE = Fault(
 _BY_NUMBER: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     errno.EROFS: _READ_ONLY,
+    **dict.fromkeys((errno.ENOLCK, errno.ENOTSUP), _NO_LOCKS),
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO), _BROKEN_DISK),
     errno.ENOMEM: _MEMORY,

@@ -96,6 +96,10 @@ def too_many_files(folder):
     raise OSError(errno.EMFILE, "Zebediah")
 
 
+def no_locks(folder):
+    raise OSError(errno.ENOLCK, "Zebediah")
+
+
 def wrapped(folder):
     try:
         full_device(folder)
@@ -116,6 +120,7 @@ FAULTS = {
     no_memory: "not enough memory",
     no_server: "a server cannot be reached",
     too_many_files: "too many files",
+    no_locks: "such as to lock files",
 }
 
 
