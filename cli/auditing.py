@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from rich.table import Table
 from rich.text import Text
 
 from cli.account import STARTED
-from cli.printing import speaker
+from cli.printing import folding_table, speaker
 from cli.runs import (
     cause_of,
     finished,
@@ -138,29 +137,26 @@ def _recorded(target: str) -> tuple["PipelineRunResponse", TrainConfig]:
 
 
 def _print_checks(audits: list[StepAudit], *, title: str) -> None:
-    """Print every check."""
-    table = Table(title=title, title_justify="left")
-    for column in ("stage", "check", "verdict", "measured", "limit", "what it is"):
-        table.add_column(column, overflow="fold")
+    """Print every check, stage by stage."""
+    columns = ("check", "verdict", "measured", "limit", "what it is")
     for audit in audits:
+        table = folding_table(f"{title}: {audit.stage}", *columns)
         for check in audit.checks:
             table.add_row(
-                audit.stage,
                 words(check.name),
                 "pass" if check.passed else Text("FAIL", "bold red"),
                 number(check.measured),
                 number(check.limit),
                 check.detail,
             )
-    speaker().print(table)
+        speaker().print(table)
 
 
 def _print_attacks(response: "PipelineRunResponse") -> None:
     """Print what the attacks found."""
     found = response.steps["attack_texts"].outputs["membership"][0].load()
-    table = Table(title="membership attacks", title_justify="left")
-    for column in ("attack", "AUC", "true positives at 1 % false positives"):
-        table.add_column(column)
+    columns = ("attack", "AUC", "true positives at 1 % false positives")
+    table = folding_table("membership attacks", *columns)
     for signal in (*found.signals, found.blind):
         table.add_row(signal.name, number(signal.auc), number(signal.tpr_at_low_fpr))
     console = speaker()

@@ -94,6 +94,7 @@ def grant(  # noqa: PLR0917 - typer passes them by name
     from dptune.accounting.certificates import check_relation
     from dptune.accounting.store.allowances import Grant
     from dptune.accounting.store.store import BudgetStore
+    from dptune.accounting.store.summaries import budgets
     from dptune.configfile import validate
     from dptune.settings import BudgetSettings
 
@@ -110,8 +111,12 @@ def grant(  # noqa: PLR0917 - typer passes them by name
     workspace.make()
     with BudgetStore.open(workspace.budget_url) as store:
         store.grant(made, reason=reason)
+        (report,) = budgets(store, delta=delta, only=data_set)
     console = speaker()
     console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
+    console.print(_budget_table(report))
+    if any(x.allowance is not None and x.spent > x.allowance for x in report.lines):
+        console.print("more was spent than is allowed: what comes is refused")
     say_next(console, "dptune budget show")
 
 

@@ -428,7 +428,10 @@ def _read_text(source: str, *, may_be_empty: bool = False) -> str:
         else:
             text = source
     except UnicodeDecodeError:
-        raise _unusable("must be UTF-8, but is not.") from None
+        raise _unusable(
+            "must be UTF-8, but is not. Of a table or another encoding say in a "
+            "configuration what to read, and give it by --config."
+        ) from None
     except OSError as error:
         raise _unusable(f"must be readable, got: {error.strerror}.") from None
     if not text.strip() and not may_be_empty:

@@ -210,10 +210,8 @@ def _no_earlier(
 ) -> ArtifactError:
     """Say that there is nothing to go back to."""
     names = ", ".join(dict.fromkeys(entry["version"] for entry in earlier))
-    return ArtifactError(
-        f"rollback needs an earlier champion of {model_name} "
-        f"({names or 'there is none'}), got {to}. Name one with --to."
-    )
+    which = f"({names}), got {to}. Name one with --to." if names else "and has none."
+    return ArtifactError(f"rollback needs an earlier champion of {model_name} {which}")
 
 
 def look_at_champion(

@@ -181,6 +181,9 @@ def test_next_step_calls_another_policy_stricter_and_not_the_same():
         assert stricter not in next_steps("m", policy=policy)
 
 
+GRANT = ("budget", "grant", "people", "--delta", "1e-5", "--epsilon")
+
+
 def test_history_says_what_is_held_beside_what_was_drawn(run_cli, store):
     held = store.reserve(request(["a"], "first", cost(5), spare=cost(2)))
     for drawn, left in ((0, 7), (3, 4)):
@@ -202,6 +205,17 @@ def test_tables_of_the_budget_keep_words_and_ids_whole_in_a_narrow_terminal(
     assert {"people:", "allowed", "spent", "tuning", "record,", "selective,"} <= {
         *shown
     }
+
+
+def test_grant_below_what_was_spent_says_what_follows(run_cli, store):
+    held = store.reserve(request(["a"], "first", cost(5), spare=cost(2)))
+    store.spend(held.id, cost(5), stage="private", num_steps=5)
+    store.settle(held.id)
+    told = {
+        epsilon: "what comes is refused" in run_cli(*GRANT, epsilon).out
+        for epsilon in ("0.001", "1000")
+    }
+    assert told == {"0.001": True, "1000": False}
 
 
 def test_configs_lists_whole_sentences_and_how_to_use_them(run_cli, monkeypatch):
