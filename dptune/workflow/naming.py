@@ -20,6 +20,7 @@ import numpy as np
 from dptune.accounting.store.attempts import Attempt, attempts_with, record_attempt
 from dptune.accounting.store.reservations import Reservation, UnitSet, locate
 from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import key_checks
 from dptune.config import TrainConfig
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
@@ -122,20 +123,31 @@ def known_elsewhere(
         key: that names units.
 
     Returns:
-        Two sentences; empty where the name is known, or most of the units are not.
+        Two sentences; empty where the name is known, or most of the units are not and
+        nothing is hidden by another key.
     """
     store, name = BudgetStore.find(url), config.budget.data_set
     if store is None or isinstance(config.data.source, SyntheticSource):
         return ""
     with store:
-        names = store.data_sets()
+        is_new = name not in store.data_sets()
         ids = list(islice(corpus.source_units, _UNITS_ASKED_FOR))
-        found = []
-        for other in [] if name in names else names:
-            known = store.known(UnitSet.of(ids, key=key, data_set=other))
-            if known is not None and known.mean() >= _MOST:
+        found, hidden = [], []
+        for other, key_check in key_checks(store).items() if is_new else ():
+            units = UnitSet.of(ids, key=key, data_set=other)
+            known = store.known(units)
+            if units.key_check != key_check:
+                hidden.append(other)
+            elif known is not None and known.mean() >= _MOST:
                 alike = SequenceMatcher(a=name, b=other).ratio()
                 found.append((known.mean(), alike, other))
+    if not found and hidden:
+        return (
+            f"data set {name!r} is new, and the units of {', '.join(hidden[:3])} were "
+            "named by another key: nobody can tell whether these are the same people, "
+            "who would have a fresh budget. Let DPTUNE_BUDGET_KEY_FILE name the key "
+            "that belongs to the store."
+        )
     if not found:
         return ""
     *_, other = max(found)

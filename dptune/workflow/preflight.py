@@ -1,5 +1,6 @@
 """Everything that can go wrong before a run, checked before anything is created."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.accounting.store.reservations import KEY_BYTES
 from dptune.accounting.store.store import BudgetStore
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.records import Corpus
@@ -195,9 +197,8 @@ def _budget_doubts(
     """Say what the budget store knows that a run may not want."""
     if gated and (lacks := lacks_grant(budget.url, config)):
         yield lacks
-    if budget.key is None:
-        return
-    if known := known_elsewhere(budget.url, config, corpus, key=budget.key):
+    key = budget.key or secrets.token_bytes(KEY_BYTES)  # one that is made by the run
+    if known := known_elsewhere(budget.url, config, corpus, key=key):
         yield known
 
 

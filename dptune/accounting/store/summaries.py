@@ -52,6 +52,16 @@ def unit_of(store: BudgetStore, data_set: str) -> PrivacyUnit | None:
     return known.privacy_unit if known else None
 
 
+def key_checks(store: BudgetStore) -> dict[str, str]:
+    """Return what tells the key of each data set that was charged; see `UnitSet`."""
+    with connecting(store.engine) as connection, reading(connection):
+        found = [
+            tables.read_data_set(connection, name)
+            for name in tables.data_set_names(connection)
+        ]
+    return {known.name: known.key_check for known in found if known}
+
+
 def first_plan(store: BudgetStore, reservation: str) -> Cost | None:
     """Return what a run was reserved for at first; None if it never was.
 

@@ -213,9 +213,9 @@ def test_people_of_a_new_name_that_another_one_has_charged_are_told(
     """A name that was mistyped gave a corpus that had grown a fresh budget, unsaid."""
     months(jsonl(tmp_path, NUMBERS))
 
-    def told(ids, name):
+    def told(ids, name, key=KEY):
         source = jsonl(tmp_path, ids, edited="!")
-        return known_elsewhere(url, *months.read(source, data_set=name), key=KEY)
+        return known_elsewhere(url, *months.read(source, data_set=name), key=key)
 
     assert "budget.data_set to 'people'" in told([*NUMBERS, *range(50, 75)], "peopel")
     assert told([*NUMBERS, 50], "people") == ""
@@ -223,6 +223,9 @@ def test_people_of_a_new_name_that_another_one_has_charged_are_told(
     with BudgetStore.open(url) as store:
         store.grant(replace(A_RUN, data_set="other-numbers"))
     assert told(NUMBERS, "other-numbers") == ""
+    another = told(NUMBERS, "peopel", key=KEY[::-1] + b"x")
+    assert "the units of people were named by another key" in another
+    assert "fresh budget" in another
 
 
 def test_copies_under_respelled_ids_are_copies(months, tmp_path):
