@@ -28,6 +28,7 @@ from dptune.files import locked
 
 _LOCK: Final = 0x6470_7475_6E65  # "dptune"
 _PATIENCE: Final = 120
+_IN_QUEUE: Final = 600  # many units take minutes to enter
 _WRITES: Final = "dptune_writes"
 _WAL_ATTEMPTS: Final = 100
 _UNHURRIED: Final = (
@@ -119,7 +120,7 @@ def _queue(connection: Connection) -> Iterator[None]:
     if connection.dialect.name != "sqlite" or not name:
         yield
         return
-    with lock_file(Path(f"{name}.lock"), patience=_PATIENCE):
+    with lock_file(Path(f"{name}.lock"), patience=_IN_QUEUE):
         yield
 
 

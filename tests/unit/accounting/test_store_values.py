@@ -338,7 +338,7 @@ def test_writer_says_that_another_holds_the_file_and_does_not_wait_for_ever(
     sqlite_budget, monkeypatch
 ):
     """Such as one that was stopped in between (`Ctrl-Z`)."""
-    monkeypatch.setattr(database, "_PATIENCE", 0.05)
+    monkeypatch.setattr(database, "_IN_QUEUE", 0.05)
     with BudgetStore.open(sqlite_budget()) as store:
         before = store.head()
         with locked(Path(f"{store.engine.url.database}.lock")):
