@@ -326,8 +326,8 @@ def _membership(
         measured=worst.tpr_at_low_fpr,
         interval=interval,
         threshold=limit,
-        reason=f"Attack {worst.name}, the strongest of {len(bounds)}, finds at most "
-        f"{percent_at_most(upper)} of members at {worst.low_fpr:.1%} false "
+        reason=f"Attack {worst.name}, with the largest bound of {len(bounds)}, finds "
+        f"at most {percent_at_most(upper)} of members at {worst.low_fpr:.1%} false "
         f"positives ({report.num_members} members, {report.num_non_members} "
         f"non-members, {_num_shadows(report)} shadow models).",
         what_would_change_it=change,

@@ -397,8 +397,8 @@ def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
     )
     return (
         f"Data set {name!r} has paid for {drawn} of {planned} planned releases: "
-        f"epsilon {written_at_most(spent.epsilon)} ({privacy.notion}, "
-        f"{privacy.relation}, delta {privacy.target_delta:g})."
+        f"epsilon {written_at_most(spent.epsilon)} for this run alone "
+        f"({privacy.notion}, {privacy.relation}, delta {privacy.target_delta:g})."
     )
 
 

@@ -100,8 +100,7 @@ def canary_doubt(config: TrainConfig) -> str:
         config: of the run.
     """
     spec, policy = config.canaries, config.gate
-    is_promised = config.recipe.private and config.privacy.mode is Mode.SOUND
-    if not is_promised or not policy.require_canaries:
+    if not _may_pass(config) or not policy.require_canaries:
         return ""
     if spec.num_planted < policy.min_canaries:
         return (
@@ -116,6 +115,37 @@ def canary_doubt(config: TrainConfig) -> str:
         f"{chance:.2f} by {spec.num_planted} canaries as their ranks are measured"
         f"{_advice(config)}."
     )
+
+
+def members_doubt(config: TrainConfig, units_by_split: Mapping[str, int]) -> str:
+    """Warn of fewer units to attack than the gate asks for; empty if they will do.
+
+    Of recipes without noise, and in the paper's mode, nothing is said.
+
+    Args:
+        config: of the run.
+        units_by_split: of the corpus; of each one record is attacked.
+    """
+    if not _may_pass(config):
+        return ""
+    sides = [
+        line
+        for line in _membership_lines(config, units_by_split)
+        if line.name in {"members", "non-members"} and not line.enough
+    ]
+    if not sides:
+        return ""
+    found = " and ".join(f"{line.planned:g} {line.name}" for line in sides)
+    return (
+        f"there are {found} to attack, and gate {config.gate.name} asks for "
+        f"{config.gate.min_membership_records}: it will be inconclusive. Give more "
+        "data, or another data.splits.test."
+    )
+
+
+def _may_pass(config: TrainConfig) -> bool:
+    """Whether a run is one of which a pass is expected."""
+    return config.recipe.private and config.privacy.mode is Mode.SOUND
 
 
 def enough_planted(

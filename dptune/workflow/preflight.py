@@ -33,7 +33,7 @@ from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.ingest import read_corpus, read_public
 from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import PlannedUnits, check_bound, far_off, units_for
-from dptune.workflow.power import canary_doubt
+from dptune.workflow.power import canary_doubt, members_doubt
 from dptune.workflow.score import check_judge
 
 ResultT = TypeVar("ResultT")
@@ -171,7 +171,15 @@ def check_run(
     if errors or corpus is None or plan is None:
         raise ConfigError([p for error in errors for p in problems_of(error)])
     ledger = expected_ledger(config, plan, corpus.report, lists=lists)
-    doubts = [*gate_doubts(config, ledger), canary_doubt(config)] if gated else []
+    doubts = (
+        [
+            *gate_doubts(config, ledger),
+            canary_doubt(config),
+            members_doubt(config, corpus.report.num_units),
+        ]
+        if gated
+        else []
+    )
     if budget is not None:
         doubts += _budget_doubts(config, corpus, budget, gated=gated)
     return Checked(

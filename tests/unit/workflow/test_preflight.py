@@ -15,7 +15,7 @@ from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.workflow.budget import lacks_grant
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.planned_units import PlannedUnits
-from dptune.workflow.power import canary_doubt
+from dptune.workflow.power import canary_doubt, members_doubt
 from dptune.workflow.preflight import _check_processes, plan_for
 from tests.unit.reports.samples import corpus_report
 
@@ -185,6 +185,26 @@ def test_canaries_that_will_do_are_not_doubted():
     assert canary_doubt(config()) == ""
     assert canary_doubt(config(*DEFAULT, "recipe=no_dp")) == ""
     assert canary_doubt(config(*DEFAULT, "gate.require_canaries=false")) == ""
+
+
+@pytest.mark.parametrize(
+    ("units", "words"),
+    [
+        ({"train": 900, "test": 291}, "291 non-members to attack.*asks for 500"),
+        ({"train": 240}, "240 members and 0 non-members"),
+    ],
+)
+def test_fewer_units_to_attack_than_the_gate_asks_for_are_told(units, words):
+    """A run was paid for that no gate could pass: `calibrate` alone knew."""
+    asked = ("gate.min_membership_records=500", "attack.num_members=1000")
+    assert re.search(words, members_doubt(config(*asked), units))
+
+
+def test_units_to_attack_that_will_do_are_not_doubted():
+    asked = ("gate.min_membership_records=500", "attack.num_members=1000")
+    enough, few = {"train": 900, "test": 500}, {"train": 90, "test": 50}
+    assert members_doubt(config(*asked), enough) == ""
+    assert members_doubt(config(*asked, "recipe=no_dp"), few) == ""
 
 
 def test_budget_that_nobody_granted_is_told(tmp_path):
