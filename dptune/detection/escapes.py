@@ -65,6 +65,10 @@ _ESCAPE = re.compile(
 )
 _STANDS_FOR = {"n": "\n", "r": "\r", "t": "\t"}
 _BLANK = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
+_STRESS = re.compile(
+    r"(?<![\w*_~])(?P<sign>\*\*?|_|~~?)(?=[^\s*_~])[^*~\n]{1,120}?(?<=[^\s*_~])(?P=sign)"
+    r"(?![\w*_~])"
+)  # CommonMark, 6.2, emphasis; what chats write for it
 _COLOR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")  # ECMA-48, 5.4: of terminals
 # Controls but for those that end lines or part words, halves of surrogate pairs, and
 # what Unicode 16 calls Default_Ignorable_Code_Point, but for joiners and directions.
@@ -73,20 +77,41 @@ _UNSEEN = re.compile(
     "\u180b-\u180f\u2061-\u2065\u206a-\u206f\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
+_RETURN = re.compile(r"\r(?=\n)")
 
 
 def as_read(text: str) -> str:
-    r"""Write signs that nobody sees as one of them, and blanks of all widths as one.
+    r"""Write blanks of all widths as one, and colors of a terminal as blanks.
 
-    Every character keeps its place. Colors of a terminal are blanks.
-
-    >>> as_read("Ann\u00a0L\x00ee") == "Ann L\u00adee"
-    True
+    >>> as_read("Ann\u00a0Lee")
+    'Ann Lee'
     """
     text = _BLANK.sub(" ", text)
     if "\x1b" in text:
         text = _COLOR.sub(lambda color: " " * len(color.group()), text)
-    return _UNSEEN.sub("\u00ad", text)
+    return text
+
+
+def seen_alone(text: str) -> "Unescaped | None":
+    r"""Leave out signs that nobody sees; None if there are none.
+
+    They are controls and the like, carriage returns before line ends, and signs around
+    words that are bold, slanted or struck out.
+
+    >>> seen_alone("**A\x00nn**\r\n").text
+    'Ann\n'
+    """
+    unseen = [
+        *_UNSEEN.finditer(text),
+        *(_RETURN.finditer(text) if "\r" in text else ()),
+    ]
+    found: list[Escape] = [(*match.span(), "") for match in unseen]
+    may_stress = any(sign in text for sign in "*_~")
+    for match in _STRESS.finditer(text) if may_stress else ():
+        start, end = match.span()
+        size = match.end("sign") - start
+        found += [(start, start + size, ""), (end - size, end, "")]
+    return _view(text, sorted(found)) if found else None
 
 
 def escapes_of(text: str) -> list[Escape]:
@@ -175,8 +200,11 @@ class Unescaped:
 def unescaped(text: str) -> Unescaped | None:
     """Read the escapes of a text; None if it has none."""
     escapes = escapes_of(text)
-    if not escapes:
-        return None
+    return _view(text, escapes) if escapes else None
+
+
+def _view(text: str, escapes: Sequence[Escape]) -> Unescaped:
+    """Put what escapes stand for in their place."""
     parts: list[str] = []
     starts: list[int] = []
     ends: list[int] = []
@@ -217,7 +245,7 @@ def whole_escapes(spans: Iterable[Span], escapes: Sequence[Escape]) -> Iterator[
 
 
 class EscapeReader:
-    """Gives a recognizer each text as `as_read` has it, and again with escapes read.
+    """Gives a recognizer what of a text is seen, and that again with escapes read.
 
     Args:
         inner: finds spans.
@@ -244,6 +272,8 @@ class EscapeReader:
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return what is found in either reading, at its place in the text as it is."""
         texts = list(map(as_read, texts))
+        seen = {i: view for i, t in enumerate(texts) if (view := seen_alone(t))}
+        texts = [seen[i].text if i in seen else t for i, t in enumerate(texts)]
         views = {i: view for i, t in enumerate(texts) if (view := unescaped(t))}
         again = [view.text for view in views.values()]
         found = self.inner.recognize([*texts, *again])
@@ -251,4 +281,6 @@ class EscapeReader:
             views.items(), found[len(texts) :], strict=True
         ):
             found[place] = [*found[place], *map(view.original, spans)]
+        for place, view in seen.items():
+            found[place] = list(map(view.original, found[place]))
         return found[: len(texts)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dptune.detection import escapes, union
 from dptune.detection.engine import build_engine
-from dptune.detection.escapes import escapes_of, in_place, unescaped
+from dptune.detection.escapes import escapes_of, in_place, seen_alone, unescaped
 from dptune.detection.known_values import UnitValues
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.patterns import PatternRecognizer
@@ -261,3 +261,42 @@ def test_corpus_is_read_as_single_texts_are(tmp_path):
         assert places == [
             {(s.start, s.end) for s in row} for row in ENGINE.detect(read)
         ]
+
+
+@pytest.mark.parametrize("sign", ["**", "*", "_", "~", "~~"])
+def test_emphasis_hides_no_value_and_stays(sign):
+    text = (
+        f"ask {sign}priya{sign} ({sign}42{sign} yo) on {sign}0161 496 0772{sign} today"
+    )
+    masked = {i for s in ENGINE.detect([text])[0] for i in range(s.start, s.end)}
+    values = {
+        text.index(v) + i for v in ("priya", "42", "0161 496 0772") for i in (0, 1)
+    }
+    assert values <= masked
+    assert not masked & {text.index("priya") - 1, text.index("priya") + 5}
+
+
+def test_line_ends_of_two_signs_are_read_as_those_of_one():
+    text = "Tel.\n0161 496\n0772, born 3 May\n1960\n\nGrace Hill\n12 Elm St\nOxford"
+    found = [
+        {v for s in ENGINE.detect([t])[0] for v in t[s.start : s.end].split()}
+        for t in (text, text.replace("\n", "\r\n"))
+    ]
+    assert found[0] == found[1]
+    assert {"1960", "Hill", "Elm"} <= {v.strip(",") for v in found[0]}
+
+
+@pytest.mark.parametrize(
+    "text", ["f(**kwargs, *args) = a ** b ** c", "__init__ *p, *q"]
+)
+def test_signs_of_code_are_no_emphasis(text):
+    assert seen_alone(text) is None
+
+
+@pytest.mark.parametrize(
+    "piece", ["*a ", "**", "_a ", "~a", "*a* ", "\r\n", "\x00a", "*" * 9]
+)
+def test_emphasis_takes_time_in_proportion(piece):
+    assert grows_in_proportion(
+        lambda length: seen_alone(piece * (length // len(piece))), 20_000
+    )
