@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from html import unescape
+from itertools import pairwise
 
 from dptune.detection.recognizer import Recognizer, code_digest, fingerprint_of
 from dptune.text import Span
@@ -69,6 +70,19 @@ _STRESS = re.compile(
     r"(?<![\w*_~])(?P<sign>\*\*?|_|~~?)(?=[^\s*_~])[^*~\n]{1,120}?(?<=[^\s*_~])(?P=sign)"
     r"(?![\w*_~])"
 )  # CommonMark, 6.2, emphasis; what chats write for it
+# Lines that were cut at a width, with the marks of quotes before them.
+_MAY_WRAP = re.compile(r"[^\n]{40}\r?\n[ \t>|]{0,12}[^\W_(+]")
+_LINE = re.compile(
+    r"(?m)^(?P<mark>[ \t]{0,12}(?:[>|][>| ]{0,8})?)(?P<said>[^\r\n]*)\r?$"
+)
+_GOES_ON = re.compile(r"[^\W_]|[(+]\d")
+_OPENS = re.compile(
+    r"(?:\d{1,3}[.)]|[a-z][.)]) |[\w.'’ -]{1,24}(?::(?!\d)|\s?=)|\d{1,2}:\d\d"
+    r"|\d{4}-\d\d-\d\d|\d{1,2}/\w{1,3}/\d|\d{1,3}(?:\.\d{1,3}){3}"
+    r"|[^,;|\t\n]{0,60}[,;|\t]\S[^,;|\t\n]{0,60}[,;|\t]\S"
+)  # items, fields, times, addresses of logs, and rows of tables
+_OPEN_END = re.compile(r"(?:[A-ZÀ-Þ][\w'’-]{0,24}\.?|\d[\w-]{0,8}),?\Z")
+_NARROWEST, _WIDEST = 40, 120
 _COLOR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")  # ECMA-48, 5.4: of terminals
 # Controls but for those that end lines or part words, halves of surrogate pairs, and
 # what Unicode 16 calls Default_Ignorable_Code_Point, but for joiners and directions.
@@ -111,7 +125,43 @@ def seen_alone(text: str) -> "Unescaped | None":
         start, end = match.span()
         size = match.end("sign") - start
         found += [(start, start + size, ""), (end - size, end, "")]
+    if _MAY_WRAP.search(text):
+        found += wraps_of(text)
     return _view(text, sorted(found)) if found else None
+
+
+def wraps_of(text: str) -> Iterator[Escape]:
+    r"""Find line ends that only a width made, with the marks of quotes behind them.
+
+    A line was cut where the next word had no room: it would make the line longer than
+    all others around. A word with a capital behind one is more likely a new line.
+
+    >>> long = "please ring me in the evening on the number 0161"
+    >>> [(end - start) for start, end, _ in wraps_of(f"> {long}\n> 496 0772, thanks")]
+    [3]
+    """
+    block: list[re.Match[str]] = []
+    for line in (*_LINE.finditer(text), None):
+        is_more = line is not None and line["said"].strip() != ""
+        if is_more and line and (not block or line["mark"] == block[-1]["mark"]):
+            block.append(line)
+            continue
+        yield from _wraps_in(block)
+        block = [line] if is_more and line else []
+
+
+def _wraps_in(block: Sequence[re.Match[str]]) -> Iterator[Escape]:
+    """Find the line ends that a width made among lines of one indent."""
+    width = max((len(line["said"].rstrip()) for line in block), default=0)
+    for line, following in pairwise(block):
+        said = line["said"].rstrip()
+        word = following["said"].split(maxsplit=1)[0]
+        is_cut = len(said) >= _NARROWEST and width < len(said) + 1 + len(word)
+        if not is_cut or width > _WIDEST or not _GOES_ON.match(word):
+            continue
+        is_new = _OPENS.match(following["said"]) is not None
+        if not is_new and (not word[0].isupper() or _OPEN_END.search(said)):
+            yield line.start("said") + len(said), following.start("said"), " "
 
 
 def escapes_of(text: str) -> list[Escape]:

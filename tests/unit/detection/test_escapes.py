@@ -1,5 +1,6 @@
 """Names in escapes are found, and no mark halves an escape."""
 
+import textwrap
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 
 from dptune.detection import escapes, union
 from dptune.detection.engine import build_engine
-from dptune.detection.escapes import escapes_of, in_place, seen_alone, unescaped
+from dptune.detection.escapes import (
+    escapes_of,
+    in_place,
+    seen_alone,
+    unescaped,
+    wraps_of,
+)
 from dptune.detection.known_values import UnitValues
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.patterns import PatternRecognizer
@@ -294,9 +301,49 @@ def test_signs_of_code_are_no_emphasis(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["*a ", "**", "_a ", "~a", "*a* ", "\r\n", "\x00a", "*" * 9]
+    "piece",
+    ["*a ", "**", "_a ", "~a", "*a* ", "\r\n", "\x00a", "*" * 9, "a" * 50 + "\n"],
 )
 def test_emphasis_takes_time_in_proportion(piece):
     assert grows_in_proportion(
         lambda length: seen_alone(piece * (length // len(piece))), 20_000
     )
+
+
+WORDS = (
+    "we were glad to hear from you and write again soon, so please ring {} in the "
+    "evening, or else come round when the shop on the corner is open again, as told"
+)
+
+
+@pytest.mark.parametrize("mark", ["", "> ", "    ", "| "])
+@pytest.mark.parametrize(
+    "value", ["0161 496 0772", "14 Larkspur Close", "3 May 1960", "Joy Field"]
+)
+def test_value_is_found_where_a_line_was_cut(value, mark):
+    """Every width cuts elsewhere; at some the cut is in the value."""
+    cut = 0
+    for width in range(48, 76):
+        lines = textwrap.wrap(WORDS.format(value), width)
+        text = "".join(f"{mark}{line}\n" for line in lines)
+        masked = {i for s in ENGINE.detect([text])[0] for i in range(s.start, s.end)}
+        first, last = value.split(" ")[0], value.rsplit(" ", maxsplit=1)[-1]
+        assert {text.index(first), text.index(last)} <= masked
+        cut += value not in text
+    assert cut > 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a list of things that is as long as that one\n- another thing",
+        "12:30 a message that is as long as a message\n12:31 another one",
+        "2024-05-01 error of the server that is at work\n2024-05-02 error again",
+        "export the_name_of_the_thing_and_its_place\nPASSWORD = marigold",
+        "ann,lee,1980,oxford,a thing as long as that\nbob,hill,1981,leeds,b",
+        "Please bring the keys to the house of Mister\n\nHill",
+        "short line\nof words",
+    ],
+)
+def test_line_end_that_somebody_made_stays(text):
+    assert list(wraps_of(text)) == []
