@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from html import unescape
-from itertools import pairwise
 
 from dptune.detection.recognizer import Recognizer, code_digest, fingerprint_of
 from dptune.text import Span
@@ -134,7 +133,7 @@ def wraps_of(text: str) -> Iterator[Escape]:
     r"""Find line ends that only a width made, with the marks of quotes behind them.
 
     A line was cut where the next word had no room: it would make the line longer than
-    all others around. A word with a capital behind one is more likely a new line.
+    all others around. A word with a capital goes on only where all lines are cut so.
 
     >>> long = "please ring me in the evening on the number 0161"
     >>> [(end - start) for start, end, _ in wraps_of(f"> {long}\n> 496 0772, thanks")]
@@ -152,16 +151,22 @@ def wraps_of(text: str) -> Iterator[Escape]:
 
 def _wraps_in(block: Sequence[re.Match[str]]) -> Iterator[Escape]:
     """Find the line ends that a width made among lines of one indent."""
-    width = max((len(line["said"].rstrip()) for line in block), default=0)
-    for line, following in pairwise(block):
-        said = line["said"].rstrip()
-        word = following["said"].split(maxsplit=1)[0]
-        is_cut = len(said) >= _NARROWEST and width < len(said) + 1 + len(word)
-        if not is_cut or width > _WIDEST or not _GOES_ON.match(word):
+    said = [line["said"].rstrip() for line in block]
+    width = max(map(len, said), default=0)
+    words = [text.split(maxsplit=1)[0] for text in said]
+    is_cut = [
+        len(text) >= _NARROWEST and width < len(text) + 1 + len(word)
+        for text, word in zip(said, words[1:], strict=False)
+    ]
+    is_prose = len(is_cut) > 1 and all(is_cut)
+    for place in [n for n, cut in enumerate(is_cut) if cut and width <= _WIDEST]:
+        line, following = block[place : place + 2]
+        word = words[place + 1]
+        if _GOES_ON.match(word) is None or _OPENS.match(following["said"]):
             continue
-        is_new = _OPENS.match(following["said"]) is not None
-        if not is_new and (not word[0].isupper() or _OPEN_END.search(said)):
-            yield line.start("said") + len(said), following.start("said"), " "
+        if not word[0].isupper() or (is_prose and _OPEN_END.search(said[place])):
+            end = line.start("said") + len(said[place])
+            yield end, following.start("said"), " "
 
 
 def escapes_of(text: str) -> list[Escape]:
