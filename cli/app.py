@@ -327,7 +327,7 @@ def gate(
         ),
     ] = None,
 ) -> None:
-    """Decide on a registered version. Exit 0 pass, 1 refused, 3 crash."""
+    """Decide again on a registered version. Exit 0 pass, 1 refused."""
     from cli.registry import decide_again
 
     decide_again(model, version, policy, output=output)

@@ -256,8 +256,9 @@ def require_workspace() -> Workspace:
     profile = read_profile(default_profile())
     if profile.stack is None and not workspace.is_set_up:
         raise DptuneError(
-            "there is no project folder yet, so there are no versions. Run `make run` "
-            "or `dptune train configs/train/<name>.yaml` first."
+            "nothing was trained in this project yet, so there are no versions. Run "
+            "`dptune quickstart` or `dptune train configs/train/<name>.yaml` first, or "
+            "go to the project's folder."
         )
     open_profile(profile)
     return workspace

@@ -138,7 +138,10 @@ def list_schedules(profile: ProfileName = None) -> None:
     table = folding_table(f"schedules of profile {chosen.name}", *columns)
     for row in _rows_here() if chosen.stack is None else _rows_there(chosen):
         table.add_row(*row)
-    speaker().print(table)
+    console = speaker()
+    console.print(table)
+    if not table.rows:
+        say_next(console, "dptune schedule create NAME CONFIG --cron '0 3 * * 1'")
 
 
 def pause(name: Name, profile: ProfileName = None) -> None:

@@ -335,7 +335,7 @@ def test_interrupt_is_no_verdict(run_cli, monkeypatch):
     [("status",), ("gate", "m"), ("rollback", "m"), ("promote", "m", "--version", "1")],
 )
 def test_commands_on_versions_before_any_run_create_nothing(arguments, run_cli):
-    run_cli(*arguments).assert_refused("no project folder yet")
+    run_cli(*arguments).assert_refused("nothing was trained in this project")
 
 
 def test_gate_with_a_broken_policy_is_refused(run_cli, tmp_path):
