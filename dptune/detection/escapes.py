@@ -81,7 +81,7 @@ _OPENS = re.compile(
     r"|[^,;|\t\n]{0,60}[,;|\t]\S[^,;|\t\n]{0,60}[,;|\t]\S"
 )  # items, fields, times, addresses of logs, and rows of tables
 _OPEN_END = re.compile(r"(?:[A-ZÀ-Þ][\w'’-]{0,24}\.?|\d[\w-]{0,8}),?\Z")
-_NARROWEST, _WIDEST = 40, 120
+_NARROWEST, _COMMON, _WIDEST = 40, 60, 120
 _COLOR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")  # ECMA-48, 5.4: of terminals
 # Controls but for those that end lines or part words, halves of surrogate pairs, and
 # what Unicode 16 calls Default_Ignorable_Code_Point, but for joiners and directions.
@@ -133,7 +133,8 @@ def wraps_of(text: str) -> Iterator[Escape]:
     r"""Find line ends that only a width made, with the marks of quotes behind them.
 
     A line was cut where the next word had no room: it would make the line longer than
-    all others around. A word with a capital goes on only where all lines are cut so.
+    all others around. Where one is cut and another not it must have 60 signs, and what
+    goes on no capital.
 
     >>> long = "please ring me in the evening on the number 0161"
     >>> [(end - start) for start, end, _ in wraps_of(f"> {long}\n> 496 0772, thanks")]
@@ -164,7 +165,8 @@ def _wraps_in(block: Sequence[re.Match[str]]) -> Iterator[Escape]:
         word = words[place + 1]
         if _GOES_ON.match(word) is None or _OPENS.match(following["said"]):
             continue
-        if not word[0].isupper() or (is_prose and _OPEN_END.search(said[place])):
+        is_told = _OPEN_END.search(said[place]) if word[0].isupper() else True
+        if is_told and (is_prose or (width >= _COMMON and not word[0].isupper())):
             end = line.start("said") + len(said[place])
             yield end, following.start("said"), " "
 
