@@ -257,6 +257,19 @@ _WORD = r"\w+|[^\w\s]"
 Labels = NDArray[np.int64]
 
 
+def refuse_too_few(members: int, non_members: int) -> None:
+    """Refuse groups that are too small for any control.
+
+    Raises:
+        DataError: one of them is.
+    """
+    if min(members, non_members) < _FEWEST:
+        raise DataError(
+            f"the blind baseline needs at least {_FEWEST} texts of each group, got "
+            f"{members} and {non_members}."
+        )
+
+
 def blind_signal(
     member_texts: Sequence[str],
     non_member_texts: Sequence[str],
@@ -293,11 +306,7 @@ def blind_signal(
         DataError: a group has too few texts to fit on one half of them.
     """
     settings = replace(settings or RocSettings(), confidence=_CONFIDENCE)
-    if min(len(member_texts), len(non_member_texts)) < _FEWEST:
-        raise DataError(
-            f"the blind baseline needs at least {_FEWEST} texts of each group, got "
-            f"{len(member_texts)} and {len(non_member_texts)}."
-        )
+    refuse_too_few(len(member_texts), len(non_member_texts))
     texts = [*member_texts, *non_member_texts]
     labels = np.repeat((1, 0), (len(member_texts), len(non_member_texts)))
     scores, held = _held_out_scores(texts, labels, seed=settings.seed)

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import canary_rows
+from dptune.attacks.roc import refuse_too_few
 from dptune.conversation import without_training
 from dptune.data.draws import by_hash, one_of_each, seeded_fractions
 from dptune.data.records import Corpus
@@ -117,10 +118,11 @@ def refuse_without_controls(corpus: Corpus) -> None:
         corpus: as it was ingested, before canaries.
 
     Raises:
-        DataError: a split is empty, or all its texts are those of several units.
+        DataError: a split is empty, or has too few texts that one unit alone has.
     """
     rows = corpus.split("train")
-    _alone(rows, rows, corpus.split(HELD_OUT), {})
+    sides = _alone(rows, rows, corpus.split(HELD_OUT), {})
+    refuse_too_few(*(len(one_of_each_unit(side)) for side in sides))
 
 
 def _alone(

@@ -195,6 +195,11 @@ TRAINED = [row_of(n) for n in range(8)]
             [row_of(1, text="a"), row_of(2, text="a"), row_of(3, split="test")],
             "got 0 and 1",
         ),
+        ([*TRAINED, *(row_of(n, split="test") for n in range(9, 13))], "8 and 4"),
+        (
+            [*TRAINED, *(row_of(n, split="test", unit="u") for n in range(9, 30))],
+            "8 and 1",
+        ),
     ],
 )
 def test_corpus_without_controls_is_refused_before_anything_is_spent(
