@@ -132,9 +132,10 @@ def reasons_in(said: str) -> tuple[str, str]:
     """Find the worst verdict of a decision, and the reasons that were printed."""
     found = []
     for line in said.splitlines():
-        cells = [cell.strip() for cell in re.split("[│┃]", line)]
-        if len(cells) > 6 and _ROW.fullmatch(cells[2]):
-            verdict, name, reason = cells[2], cells[1], cells[5]
+        cells = [cell.strip() for cell in re.split(r"[│┃]|\s{2,}", line)]
+        cells = [cell for cell in cells if cell]
+        if len(cells) > 4 and _ROW.fullmatch(cells[1]):
+            name, verdict, _, _, reason, *_ = cells
             if verdict not in ("PASS", "NOT_APPLICABLE"):
                 found.append((verdict, f"{name}: {reason}"))
     order = ("INVALID", "BLOCK", "INCONCLUSIVE")
