@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
 
-from cli.printing import say_next, speaker
+from cli.printing import folding_table, say_next, speaker
 from infra.cluster.manifests import Manifest, find_objects, render_overlay
 from infra.workspace import REPOSITORY
 
@@ -43,10 +42,10 @@ def check(overlay: Overlay) -> None:
     manifests = _render(overlay)
     found = check_manifests(manifests)
     if found:
-        table = Table("object", "what is wrong", "policy")
+        columns = ("object", "what is wrong", "policy")
+        table = folding_table(f"overlay {overlay}", *columns)
         for finding in found:
-            cells = (finding.name, finding.message, finding.policy)
-            table.add_row(*cells)
+            table.add_row(finding.name, finding.message, finding.policy)
         console.print(table)
         say_next(
             console,
@@ -75,7 +74,7 @@ def secrets(overlay: Overlay) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     manifests = _render(overlay)
     wanted = wanted_secrets(manifests)
-    table = Table("secret", "key", "value")
+    table = folding_table(f"secrets of {overlay}", "secret", "key", "value")
     for name, keys in sorted(wanted.items()):
         for key in sorted(keys):
             table.add_row(name, key, SECRETS[name][key])

@@ -207,7 +207,8 @@ def _print_problems(errors: Console, error: DptuneError) -> None:
     count = len(error.problems)
     errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}[/]")
     for problem in error.problems:
-        line = f"  • [bold]{_told(problem.path)}[/] {_told(problem.message)}"
+        where = f"[bold]{_told(problem.path)}[/] " if problem.path else ""
+        line = f"  • {where}{_told(problem.message).lstrip()}"
         errors.print(line, soft_wrap=True)
         if problem.next_step:
             step = _told(problem.next_step)

@@ -338,6 +338,21 @@ def test_commands_on_versions_before_any_run_create_nothing(arguments, run_cli):
     run_cli(*arguments).assert_refused("nothing was trained in this project")
 
 
+def test_findings_of_a_cluster_are_not_cut_off_in_a_narrow_terminal(
+    run_cli, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = run_cli("cluster", "check", "production")
+    assert outcome.code == 1
+    assert "…" not in outcome.out
+
+
+def test_problem_without_a_path_begins_with_its_words(run_cli, tmp_path):
+    (tmp_path / "file").write_text("no key")
+    words = ("verify-decision", tmp_path / "file", "--key", tmp_path / "file")
+    assert "  • --key must be" in run_cli(*words, "--digest", "x").err
+
+
 def test_gate_with_a_broken_policy_is_refused(run_cli, tmp_path):
     policy = tmp_path / "p.yaml"
     policy.write_text("name: p\nnotion: selective\nmax_epsilons: 3\n")
