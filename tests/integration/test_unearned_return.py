@@ -5,6 +5,7 @@ edited names another champion; a version that is registered once more is listed 
 """
 
 import json
+import re
 import shutil
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -127,7 +128,7 @@ def test_status_shows_the_noted_verdict_and_no_tag(versions, project):
     assert second.decide(LAX) == ("PASS", {})
     second.tag(gate="pending")  # MLflow gives numbers again, of models that it deleted
     said = " ".join(project.run("status")[1].split())
-    assert f"│ {second.number} │ │ jft │ pending │ noted was PASS" in said
+    assert f" {second.number} jft pending noted was PASS" in said
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -140,7 +141,8 @@ def test_challenger_that_is_the_champion_is_shown_as_the_champion(
     others = project.run("status")[1].count("challenger")  # of other models
     _champions.set_alias(MODEL, _champions.CHALLENGER, at.number)
     said = project.run("status")[1]
-    assert (said.count("challenger") - others, "│ champion" in said) == (alone, True)
+    champion = re.search(r"^ *\d+ +champion ", said, re.MULTILINE)
+    assert (said.count("challenger") - others, champion is not None) == (alone, True)
 
 
 def test_alias_past_the_trail_brings_nothing_into_production(versions):
