@@ -38,7 +38,7 @@ class Evidence:
     def faults(self) -> set[str]:
         """Name what must not be."""
         found = {
-            "several reservations": len(self.store) > 1,
+            "several reservations": sum(map(bool, self.store)) > 1,
             "under-count": min(self.journal, sum(self.store)) < sum(self.draws.counts),
             "over-count": max(self.journal, sum(self.store))
             > self.planned + self.block * self.kills,
