@@ -20,7 +20,7 @@ class Evidence:
         planned: by the plan.
         block: charged and stored together.
         journal: charged to the ledger.
-        store: charged to the budget store, by the number of the reservation.
+        store: charged to the budget store, by reservation; of those that drew.
         draws: witnessed.
     """
 
@@ -38,7 +38,7 @@ class Evidence:
     def faults(self) -> set[str]:
         """Name what must not be."""
         found = {
-            "several reservations": sum(map(bool, self.store)) > 1,
+            "several reservations": len(self.store) > 1,
             "under-count": min(self.journal, sum(self.store)) < sum(self.draws.counts),
             "over-count": max(self.journal, sum(self.store))
             > self.planned + self.block * self.kills,
@@ -75,7 +75,7 @@ def gather(
     }
     return Evidence(
         journal=sum(e.num_steps for e in ledger.entries if e.stage == STAGE),
-        store=tuple(spent.values()),
+        store=tuple(filter(None, spent.values())),
         draws=read_draws(witness),
         **plan,
     )
