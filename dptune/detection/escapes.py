@@ -133,10 +133,10 @@ def wraps_of(text: str) -> Iterator[Escape]:
     r"""Find line ends that only a width made, with the marks of quotes behind them.
 
     A line was cut where the next word had no room: it would make the line longer than
-    all others around. Where one is cut and another not it must have 60 signs, and what
-    goes on no capital.
+    all others around. Where one alone is cut, or one and another not, the longest must
+    have 60 signs, and what goes on no capital.
 
-    >>> long = "please ring me in the evening on the number 0161"
+    >>> long = "please ring me in the evening, not before six, on the number 0161"
     >>> [(end - start) for start, end, _ in wraps_of(f"> {long}\n> 496 0772, thanks")]
     [3]
     """
