@@ -1,5 +1,7 @@
 """Killed training with a planted bug: what the sound run is held to finds it."""
 
+import re
+
 import pytest
 
 from cli.runs import read_config
@@ -10,6 +12,7 @@ from .killed import gather
 from .story import SCHEDULED, TINY, failed_logs, witness_of
 
 pytestmark = pytest.mark.slow
+OF_A_RUN = re.compile("[0-9a-f]+-twin")  # a step's job names the step between
 TWINS = {"anew": "several reservations", "replay": "noise drawn twice"}
 
 
@@ -18,7 +21,7 @@ def found(site, story):
     """What is wrong with each twin; they run side by side."""
     from .twins import twin_pipeline  # noqa: PLC0415 - needs a stack
 
-    cluster, before, runs = site.cluster, len(site.cluster.all("jobs")), {}
+    cluster = site.cluster
     for number, twin in enumerate(TWINS, start=1):
         changes = (
             *(f"budget.data_set=twin-{twin}", f"repetition={number}"),
@@ -33,9 +36,9 @@ def found(site, story):
             config=config.model_dump(mode="json"),
             seed=5,
         )
-        runs[twin] = cluster.all("jobs")[before]
-        before = len(cluster.all("jobs"))
-    for job in runs.values():
+    jobs = [j for j in cluster.all("jobs") if OF_A_RUN.fullmatch(j["metadata"]["name"])]
+    assert len(jobs) == len(TWINS)
+    for job in jobs:
         assert cluster.wait(job), failed_logs(site)
     return {twin: _faults(site, story, twin) for twin in TWINS}
 
