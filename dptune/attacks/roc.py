@@ -22,6 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import Pipeline
 
+from dptune.attacks.settings import FEWEST_TEXTS
 from dptune.errors import DataError
 from dptune.results import BlindSignal, Interval, MembershipSignal, RateAtFpr
 from dptune.statistics import fewest_hits_for, hit_rate_interval, resampled_indices
@@ -251,7 +252,6 @@ def _curve(groups: _Sorted) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 _CONFIDENCE = 0.99
-_FEWEST = 5
 _WORD = r"\w+|[^\w\s]"
 
 Labels = NDArray[np.int64]
@@ -263,10 +263,10 @@ def refuse_too_few(members: int, non_members: int) -> None:
     Raises:
         DataError: one of them is.
     """
-    if min(members, non_members) < _FEWEST:
+    if min(members, non_members) < FEWEST_TEXTS:
         raise DataError(
-            f"the blind baseline needs at least {_FEWEST} texts of each group, got "
-            f"{members} and {non_members}."
+            f"the blind baseline needs at least {FEWEST_TEXTS} texts of each group, "
+            f"got {members} and {non_members}."
         )
 
 

@@ -1,11 +1,14 @@
 """The choices of the attacks, as they stand in a configuration."""
 
 import math
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field
 
 from dptune.settings import Settings
+
+FEWEST_TEXTS: Final = 5
+"""Of members and of non-members: with fewer the blind baseline cannot be fitted."""
 
 
 class DecodingSettings(Settings):

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import canary_rows
-from dptune.attacks.roc import refuse_too_few
+from dptune.attacks.settings import FEWEST_TEXTS
 from dptune.conversation import without_training
 from dptune.data.draws import by_hash, one_of_each, seeded_fractions
 from dptune.data.records import Corpus
@@ -28,6 +28,8 @@ HELD_OUT = "test"
 Floats = npt.NDArray[np.float64]
 
 _COLUMNS = ["id", "text", "unit_id"]
+_HEAD = 1_000
+"""Rows at either end of a corpus that are asked first if somebody can be attacked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +122,31 @@ def refuse_without_controls(corpus: Corpus) -> None:
     Raises:
         DataError: a split is empty, or has too few texts that one unit alone has.
     """
+    splits = [split for split, _ in _units_of_texts_alone(corpus.dataset)]
+    if min(splits.count("train"), splits.count(HELD_OUT)) >= FEWEST_TEXTS:
+        return
+    from dptune.attacks.roc import refuse_too_few  # noqa: PLC0415 - sklearn
+
     rows = corpus.split("train")
     sides = _alone(rows, rows, corpus.split(HELD_OUT), {})
     refuse_too_few(*(len(one_of_each_unit(side)) for side in sides))
+
+
+def _units_of_texts_alone(rows: Dataset) -> set[tuple[str, str]]:
+    """Return units, with their split, that alone have a text of the first or last rows.
+
+    As `repeated_texts`, in the memory of these rows: they nearly always say enough.
+    """
+    last = range(max(_HEAD, len(rows) - _HEAD), len(rows))
+    looked_at = rows.select([*range(min(_HEAD, len(rows))), *last])
+    owners: dict[str, set[tuple[str, str]]] = {
+        without_training(text): set() for text in values_of(looked_at, "text")
+    }
+    columns = (values_of(rows, name) for name in ("text", "split", "unit_id"))
+    for text, split, unit in zip(*columns, strict=True):
+        if (known := owners.get(without_training(text))) is not None:
+            known.add((split, unit))
+    return {unit for (unit, *others) in owners.values() if not others}
 
 
 def _alone(

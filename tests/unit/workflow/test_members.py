@@ -22,7 +22,11 @@ from dptune.models.encode import encode_corpus, record_tokens
 from dptune.models.loading import load_saved
 from dptune.workflow import members as module
 from dptune.workflow.attack import attack_model
-from dptune.workflow.members import TrainedRows, members_and_others
+from dptune.workflow.members import (
+    TrainedRows,
+    members_and_others,
+    refuse_without_controls,
+)
 from dptune.workflow.preflight import check_run
 
 from .conftest import PERFORMANCE
@@ -209,6 +213,24 @@ def test_corpus_without_controls_is_refused_before_anything_is_spent(
     read = partial(load_train_config, TINY, configs=REPOSITORY / "configs")
     with pytest.raises(DptuneError, match=says):
         check_run(read(), data_root=REPOSITORY, read=lambda _: of_rows(rows))
+
+
+def rows_around(middle):
+    """Rows of both splits at either end that some of other units repeat."""
+    splits = ["train", "test"] * 8
+    ends = [row_of(n, split=split) for n, split in enumerate(splits)]
+    copies = [{**row, "id": f"c{n}", "unit_id": f"c{n}"} for n, row in enumerate(ends)]
+    return [*ends[:8], *middle, *copies, *ends[8:]]
+
+
+def test_copies_far_from_the_ends_of_a_corpus_are_seen(of_rows, monkeypatch):
+    monkeypatch.setattr(module, "_HEAD", 8)
+    with pytest.raises(DataError, match="got 0 and 0"):
+        refuse_without_controls(of_rows(rows_around([])))
+    alone = [row_of(n, split="test" if n % 2 else "train") for n in range(50, 60)]
+    refuse_without_controls(of_rows(rows_around(alone)))
+    with pytest.raises(DataError, match="got 5 and 4"):
+        refuse_without_controls(of_rows(rows_around(alone[:-1])))
 
 
 @pytest.fixture
