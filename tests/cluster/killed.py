@@ -10,6 +10,7 @@ from dptune.accounting.store.summaries import export, history
 from .witness import Draws, read_draws
 
 STAGE = "private_finetune"
+UNPROTECTED = "no_dp"  # reserves, and draws nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Evidence:
         planned: by the plan.
         block: charged and stored together.
         journal: charged to the ledger.
-        store: charged to the budget store, by reservation; of those that drew.
+        store: charged to the budget store, by the number of the reservation.
         draws: witnessed.
     """
 
@@ -56,14 +57,15 @@ def gather(
 
     Args:
         url: of the budget store.
-        data_set: of this run alone.
+        data_set: of this run, and of one without protection at most.
         ledger: that the stage returned.
         witness: folder of its pods' draws.
         plan: `planned` and `block`.
     """
     store = BudgetStore.open(url)
     entries = export(store)["entries"]
-    made = [r.id for r in history(store, data_set=data_set)]
+    runs = history(store, data_set=data_set)
+    made = [r.id for r in runs if r.recipe != UNPROTECTED]
     store.engine.dispose()
     spent = {
         identifier: sum(
@@ -75,7 +77,7 @@ def gather(
     }
     return Evidence(
         journal=sum(e.num_steps for e in ledger.entries if e.stage == STAGE),
-        store=tuple(filter(None, spent.values())),
+        store=tuple(spent.values()),
         draws=read_draws(witness),
         **plan,
     )

@@ -10,7 +10,7 @@ from dptune.accounting.store.verify import verify
 from dptune.gates.decision import GateOutcome
 
 from .commands import output
-from .killed import STAGE, gather
+from .killed import STAGE, UNPROTECTED, gather
 from .story import codes_of, container, failed_logs, is_heavy, pods_of, witness_of
 from .witness import KILL_AT
 
@@ -79,7 +79,7 @@ def test_killed_run_passes_the_gate_and_is_promoted(killed):
 def test_its_reservation_is_settled_and_the_store_verifies(site, killed):
     store = BudgetStore.open(site.budget_url)
     runs = history(store, data_set=killed.data_set)
-    (held,) = (run for run in runs if run.spent.tallies)  # no_dp draws nothing
+    (held,) = (run for run in runs if run.recipe != UNPROTECTED)
     assert held.status is ReservationStatus.SETTLED
     assert held.is_complete
     assert held.id == output(killed.run, "reserve_budget", "reservation").id
