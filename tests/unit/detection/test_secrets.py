@@ -29,6 +29,8 @@ MASKED = [
         "anchor dune copper⟧"
     ),
     "i forgot the pasword, think it was ⟦sunny-hill⟧",
+    "user ⟦tarek⟧ and password ⟦marigold⟧",
+    "username: ⟦tarek⟧, password is ⟦marigold⟧",
     (
         "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n"
         "DEK-Info: AES-128-CBC,⟦00AA⟧\n\n⟦abcd/efgh+ijkl⟧\n⟦mnop⟧\n"
@@ -45,6 +47,11 @@ STAYS = [
     "mkdir -p build and tar -xzf it",
     "unzip -q archive and zip -r again",
     "curl -s -o file",
+    "Enter your user name and password, and you will be good to go",
+    "Do you know your user name and password?",
+    "type the user name and password when prompted",
+    "the login page password field is empty",
+    "a user forgot the password again",
 ]
 
 
