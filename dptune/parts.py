@@ -67,9 +67,8 @@ class Parts:
         if self._file is None:
             self._sink = pa.BufferOutputStream()
         else:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            handle = os.open(self._file, flags, 0o600)
-            self._sink = pa.PythonFile(os.fdopen(handle, "wb"), mode="w")
+            os.close(os.open(self._file, os.O_CREAT | os.O_EXCL, 0o600))
+            self._sink = pa.OSFile(str(self._file), "wb")
         self._writer = pa.ipc.new_file(self._sink, schema)
 
     def append(self, batch: pa.RecordBatch) -> None:

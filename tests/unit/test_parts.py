@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 from datasets import Dataset
@@ -31,6 +33,18 @@ from dptune.parts import (
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(parts, "PART_ROWS", 3)
+
+
+def test_a_table_given_up_half_written_closes_its_file(tmp_path):
+    half = Parts(pa.schema({"text": pa.string()}), folder=tmp_path, name="half")
+    half.append(pa.record_batch({"text": ["a"]}))
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    was_open = psutil.Process().num_fds()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del half
+    assert psutil.Process().num_fds() == was_open - 1
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
