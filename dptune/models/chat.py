@@ -43,24 +43,29 @@ from dptune.models.chat_layout import (
     Canvas,
     Kept,
     Rendered,
+    behind_prompt,
     kept_contents,
     reached,
     touched,
 )
 from dptune.models.chat_messages import (
-    HOLE,
     HOLES,
+    Form,
     Message,
     Shape,
+    all_written,
     check_declared,
     declared_in,
     fill_declared,
     fill_objects,
+    form_of_calls,
     given_messages,
     messages_to_write,
-    object_hole,
-    object_of,
+    placed_parts,
     shape_of,
+    text_hole,
+    value_hole,
+    value_of,
 )
 from dptune.models.chat_names import PRIVATE, is_control, pieces_of, with_names
 from dptune.text import MASK
@@ -264,7 +269,7 @@ class ChatFormat:
         """Tokens that end an answer: the template's, and the tokenizer's own."""
         found = {self._eos}
         try:
-            literals, _ = self._written((("user", 1, 0), ("assistant", 1, 0)))
+            literals, _ = self._written((("user", 1, ()), ("assistant", 1, ())))
         except ModelError:  # of other roles
             literals = []
         ends = (_NAME.search(self._renamed(literal)) for literal in literals[-1:])
@@ -283,13 +288,13 @@ class ChatFormat:
                 content once and as it is, but for blanks around it.
         """
         turns = turns_of(text)
-        messages, tools = messages_to_write(turns), declared_in(turns)
-        shape = shape_of(messages)
+        messages = messages_to_write(turns, form=self._form)
+        shape, tools = shape_of(messages), declared_in(turns)
         literals, order = self._written(shape, tools)
-        places = [(message, part) for message in messages for part in message.parts]
-        said = [part.said() for _, part in places]
+        parts = [(message, part) for message in messages for part in message.parts]
+        said = [part.said() for _, part in parts]
         real = self._real(messages, [one for one, _ in said], tools)
-        written = [(places[number][0].role, said[number][0]) for number in order]
+        written = [(parts[number][1].role, said[number][0]) for number in order]
         kept = kept_contents(real, literals, written)
         if kept is None:
             raise ModelError(
@@ -298,11 +303,11 @@ class ChatFormat:
                 "with the thinking of earlier turns and with empty messages: take them "
                 "out, or choose another model."
             )
-        canvas = Canvas()
+        canvas, placed = Canvas(), placed_parts(parts, order)
         canvas.add(self._renamed(literals[0]))
         for at, (number, part_kept) in enumerate(zip(order, kept, strict=True)):
-            (message, part), canvas.owner = places[number], places[number][0].owner
-            if message.answers and (not at or places[order[at - 1]][0] is not message):
+            (message, part), canvas.owner = placed[at], placed[at][0].owner
+            if message.answers and (not at or placed[at - 1][0] is not message):
                 before = shape[: messages.index(message)]
                 own = self._answer(literals[at], message, before, tools)
                 canvas.learn_last(len(own))
@@ -311,14 +316,12 @@ class ChatFormat:
             if open_ended and is_last:
                 break
             after = self._renamed(literals[at + 1])
-            if not is_last and places[order[at + 1]][0] is message:
-                num_own = len(after)
-            else:
-                num_own = self._end_of(message, after)
+            goes_on = not is_last and placed[at + 1][0] is message
+            num_own = len(after) if goes_on else self._end_of(message, after)
             canvas.add(after, num_own=num_own, is_learnt=message.learnt)
         whole = not open_ended and not any(
             MASK in part.content or self._control.search(one)
-            for (_, part), (one, _) in zip(places, said, strict=True)
+            for (_, part), (one, _) in zip(parts, said, strict=True)
         )
         return canvas.rendered(plain=real if whole else None)
 
@@ -332,7 +335,7 @@ class ChatFormat:
             given_messages(
                 shape,
                 lambda number: said[number],
-                lambda number: object_of(parts[number]) or object_hole(number),
+                lambda number, kind: value_of(parts[number], number, kind),
             ),
             tools=fill_declared(tools, said),
         )
@@ -388,8 +391,9 @@ class ChatFormat:
     def _answer(self, literal: str, message: Message, before: Shape, tools: str) -> str:
         """What of a literal before an answer the model has to write itself, renamed."""
         prompt, written = self._prompt, self._renamed(literal)
-        if prompt and prompt in written:
-            return written[written.rindex(prompt) + len(prompt) :]
+        own = behind_prompt(written, prompt, marker=_NAME.match(prompt))
+        if own is not None:
+            return own
         if message.texts or not before:
             return ""
         literals, _ = self._written(before, tools)
@@ -397,12 +401,16 @@ class ChatFormat:
         return written.removeprefix(asked) if written.startswith(asked) else ""
 
     @cached_property
+    def _form(self) -> Form:
+        return form_of_calls(self._apply)
+
+    @cached_property
     def _prompt(self) -> str:
         """What the template writes to make the assistant answer, renamed.
 
         Often a marker, and where the template ends a conversation, in place of its end.
         """
-        asked = [{"role": "user", "content": f"{HOLE}0{HOLE}"}]
+        asked = [{"role": "user", "content": text_hole(0)}]
         try:
             both = [self._renamed(self._apply(asked, prompt=p)) for p in (False, True)]
         except ModelError:
@@ -416,19 +424,14 @@ class ChatFormat:
     def _written(self, shape: Shape, tools: str = "") -> tuple[list[str], list[int]]:
         """What the template writes around contents, and the order it puts them in."""
         if (shape, tools) not in self._parts:
-
-            def hole(number: int) -> str:
-                return f"{HOLE}{number}{HOLE}"
-
-            given = given_messages(shape, hole, object_hole)
+            given = given_messages(shape, text_hole, value_hole)
             holes = self._apply(given, tools=tools)
             if tools:
                 check_declared(tools, holes, self._apply(given), self._control)
-            pieces = HOLES.split(fill_objects(holes, hole) or "")
+            pieces = HOLES.split(fill_objects(holes, text_hole) or "")
             order = [int(number) for number in pieces[1::2]]
             num_tools = shape[0][1] if tools else 0  # of whose texts some may go
-            once = sorted(number for number in order if number >= num_tools)
-            if once != list(range(num_tools, sum(t + 2 * c for _, t, c in shape))):
+            if not all_written(shape, order, first=num_tools):
                 calls = "calls of tools, or " if any(c for *_, c in shape) else ""
                 raise ModelError(
                     "the chat template must write every turn once, but drops or "
@@ -467,7 +470,7 @@ class ChatFormat:
             pass
         raise ModelError(
             "the chat template must take the roles of every conversation, but refuses "
-            f"{_listed([(m['role'], 0, 0) for m in messages])}. Many templates want "
+            f"{_listed([(m['role'],) for m in messages])}. Many templates want "
             "user and assistant in turn, no system, or one call at a time: change or "
             "leave out such conversations, or choose another model."
         )
@@ -490,7 +493,7 @@ _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (
 )
 
 
-def _listed(shape: Sequence[tuple[str, int, int]]) -> str:
+def _listed(shape: Sequence[tuple[Any, ...]]) -> str:
     """Name the roles of a conversation, not all of a long one."""
     shown = ", ".join(role for role, *_ in shape[:8])
     return f"{shown} and {len(shape) - 8} more" if len(shape) > 8 else shown

@@ -1,6 +1,7 @@
 """Where contents are in what a chat template writes, code point by code point."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -8,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.conversation import TOOLS, Turn
+from dptune.conversation import CALL, TOOLS, Turn
 from dptune.json_places import signs_of
 
 _Ints = NDArray[np.int32]
@@ -74,6 +75,8 @@ class Canvas:
         if spelt == "read":
             text, signs = signs_of(f'"{text}"', -1)
             places = places[signs[:-1]]
+        elif spelt == "python":
+            text = _PYTHON[text]
         elif spelt == "escaped":
             written = list(map(_escaped, text))
             text, places = "".join(written), np.repeat(places, list(map(len, written)))
@@ -96,8 +99,9 @@ class Canvas:
         )
 
 
-Spelling = Literal["typed", "escaped", "read"]
-"""As it is, as strings of JSON have it, or what a string of JSON says."""
+Spelling = Literal["typed", "escaped", "read", "python"]
+"""As it is, as strings of JSON have it, what one says, or a word as Python has it."""
+_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 
 
 class Kept(NamedTuple):
@@ -112,10 +116,16 @@ class Kept(NamedTuple):
         said = content[self.first : self.last]
         if self.spelt == "read":
             return signs_of(f'"{said}"', 0)[0]
+        if self.spelt == "python":
+            return _PYTHON.get(said, said)
         return _escaped(said) if self.spelt == "escaped" else said
 
 
-_ELSE: Final[dict[str, Spelling]] = {"tool": "escaped", TOOLS: "read"}
+_ELSE: Final[dict[str, tuple[Spelling, ...]]] = {
+    "tool": ("escaped",),
+    TOOLS: ("read",),
+    CALL: ("read", "python"),
+}
 
 
 def _escaped(text: str) -> str:
@@ -131,7 +141,7 @@ def kept_contents(
         real: the rendering.
         literals: what the template writes around contents.
         said: roles and contents, in its order. Results of tools may be escaped, and
-            escapes of what declares them read.
+            escapes of what declares or calls them read.
 
     Returns:
         What was written of each content; None if the rendering is not made of the
@@ -142,7 +152,7 @@ def kept_contents(
     position, found = len(literals[0]), list[Kept]()
     pairs = zip(said, literals[1:], strict=True)
     for number, ((role, content), literal) in enumerate(pairs):
-        other = [Kept(0, len(content), _ELSE[role])] if role in _ELSE else []
+        other = [Kept(0, len(content), spelt) for spelt in _ELSE.get(role, ())]
         is_last = number == len(said) - 1
         for kept in (*_cuts(content), *other):
             piece = kept.of(content) + literal
@@ -164,6 +174,27 @@ def _cuts(content: str) -> list[Kept]:
         return [Kept(0, len(content)), Kept(0, 0)]
     ends = (0, len(content)), (first, last), (first, len(content)), (0, last)
     return [Kept(*each) for each in ends]
+
+
+def behind_prompt(
+    written: str, prompt: str, *, marker: re.Match[str] | None
+) -> str | None:
+    """Return what is written behind a prompt; None if it is not written.
+
+    A prompt that opens a thought is written in part where there is none.
+
+    Args:
+        written: by the template, before what the assistant says.
+        prompt: what it writes to make the assistant answer.
+        marker: that the prompt begins with, if it does.
+    """
+    if prompt and prompt in written:
+        return written[written.rindex(prompt) + len(prompt) :]
+    if marker is None or (found := written.rfind(marker.group())) < 0:
+        return None
+    pairs = zip(written[found:], prompt, strict=False)
+    apart = next((at for at, (a, b) in enumerate(pairs) if a != b), len(prompt))
+    return written[found + apart :]
 
 
 def touched(offsets: NDArray[np.int64], marks: _Bools) -> _Bools:

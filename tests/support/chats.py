@@ -164,6 +164,41 @@ MISTRAL_3 = (
     "{{- raise_exception('Roles are user, assistant and tool') }}{%- endif %}"
     "{%- endfor %}"
 )
+PARAMETERS = HERMES.replace(
+    '{{- \'<tool_call>\n{"name": "\' + call.function.name }}'
+    '{{- \'", "arguments": \' }}{{- call.function.arguments | tojson }}'
+    "{{- '}\n</tool_call>' }}",
+    "{{- '<tool_call>\n<function=' + call.function.name + '>\n' }}"
+    "{%- for key, value in call.function.arguments | items %}"
+    "{{- '<parameter=' + key + '>\n' }}"
+    "{%- if value is mapping or (value is sequence and value is not string) %}"
+    "{{- value | tojson }}{%- else %}{{- value | string }}{%- endif %}"
+    "{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}",
+)
+ARGUMENTS_OF_TEXT = HERMES.replace(
+    "{{- call.function.arguments | tojson }}", "{{- '' + call.function.arguments }}"
+)
+CHANNELS = (
+    "{%- if tools %}{{- '<|start|>developer<|message|># Tools' }}"
+    "{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}"
+    "{{- '<|end|>' }}{%- endif %}{%- set last = namespace(name='') %}"
+    "{%- for message in messages %}{%- if message.tool_calls %}"
+    "{%- if message.tool_calls | length != 1 %}"
+    "{{- raise_exception('This model calls one tool at a time') }}{%- endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    "{{- '<|start|>assistant' }}{%- generation %}{{- ' to=functions.' + call.name }}"
+    "{{- '<|channel|>commentary<|message|>' }}{{- call.arguments | tojson }}"
+    "{{- '<|call|>' }}{%- endgeneration %}{%- set last.name = call.name %}"
+    "{%- elif message.role == 'assistant' %}{{- '<|start|>assistant' }}"
+    "{%- generation %}{{- '<|channel|>final<|message|>' + message.content }}"
+    "{{- '<|return|>' if loop.last else '<|end|>' }}{%- endgeneration %}"
+    "{%- elif message.role == 'tool' %}{{- '<|start|>functions.' + last.name }}"
+    "{{- ' to=assistant<|channel|>commentary<|message|>' }}"
+    "{{- message.content | tojson }}{{- '<|end|>' }}{%- else %}"
+    "{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
+)
 
 TYPED = HERMES.replace(
     "{{- tool | tojson }}",
@@ -284,7 +319,21 @@ CALLING = {
         pieces="first",
     ),
 }
-"""Families whose templates write calls of tools, and the functions they declare."""
+CALLING |= {
+    "parameters": replace(CALLING["hermes"], marked=PARAMETERS),
+    "arguments_of_text": replace(CALLING["hermes"], marked=ARGUMENTS_OF_TEXT),
+    "channels": Family(
+        marked=CHANNELS,
+        bos=None,
+        eos="<|return|>",
+        special=("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>"),
+    ),
+}
+"""Families whose templates write calls of tools, and the functions they declare.
+
+Arguments are an object of JSON, or written one by one as in Qwen 3.5, or text as in
+DeepSeek; and results may name the function again, as in gpt-oss.
+"""
 DECLARING = CALLING | {"typed": replace(CALLING["hermes"], marked=TYPED)}
 """With one that declares functions in another language than JSON, as gpt-oss does."""
 

@@ -14,7 +14,7 @@ from dptune.redaction.engine import redact_text
 from dptune.redaction.operators import Operator
 from dptune.text import MASK, Span
 from tests.support.chats import DECLARING, chat_tokenizer
-from tests.unit.models.test_chat_calls import FORGED, conversation, with_ids
+from tests.unit.models.test_chat_calls import FORGED, TAKES_TEXT, conversation, with_ids
 
 TEXTS = (
     *("Looks up Anna", 'say "hi"', "back\\slash", "日本", "a\nb", "x}", "</tools>"),
@@ -78,7 +78,7 @@ def own(tokenizer, name, found, tools):
 def test_declarations_equal_the_templates_own_rendering(name, tokenizers):
     tokenizer, draw = tokenizers[name], random.Random(0)  # noqa: S311 - not secret
     for _ in range(150):
-        found = conversation(draw, "llama_3_1")
+        found = conversation(draw, name if name in TAKES_TEXT else "llama_3_1")
         if name in ("hermes", "typed") and draw.random() < 0.5:
             found.insert(0, {"role": "system", "content": "Be kind."})
         tools = [declared(draw) for _ in range(draw.randint(0, 3))] or None
