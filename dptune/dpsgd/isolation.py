@@ -5,7 +5,7 @@ Asked of made-up units, in the companies that they are put into.
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ LONGEST = 1024
 _MOST_ROWS = 8
 _MIDDLE = 256
 _SAME_LENGTH = 11
+_CROWD = 128
 _VOCABULARY = 64
 _SHORT, _SEVERAL, _PADS, _ODD, _LONG, _OTHER = range(6)
 _COMPANIES = (
@@ -41,10 +42,13 @@ class Probe:
     Args:
         feed: that of the run, with made-up data.
         companies: units of each physical batch, in order.
+        compared: units that are also computed alone, in this order: a long one first
+            and a short one last.
     """
 
     feed: Feed
     companies: tuple[tuple[int, ...], ...]
+    compared: tuple[int, ...] = COMPARED
 
     def batch(self, units: tuple[int, ...]) -> PhysicalBatch:
         """Collate units as the run does, in this order."""
@@ -85,8 +89,9 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     Lengths are odd or far apart, up to `LONGEST` tokens; one sequence has padding
     tokens inside and one token again and again; two begin with tokens that are no
     targets, as prompts are; one unit has two sequences, if units may. Some share a
-    class, some their first token, as records do. No more rows are put together than the
-    run will.
+    class, some their first token, as records do. Half of the tokens are the first ones,
+    half are spread over the vocabulary, whose rare words may take another way. No more
+    rows are put together than the run will.
 
     Args:
         model: on the device that it is to be checked on.
@@ -94,8 +99,7 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     """
     longest = min(feed.longest, LONGEST)
     draws = np.random.default_rng(0)  # public constants
-    size = _vocabulary_size(model)
-    tokens = [t for t in range(min(size, _VOCABULARY + 1)) if t != feed.pad_token_id]
+    tokens = _tokens(model, feed.pad_token_id)
     sequences = [
         draws.choice(tokens, n).astype(np.int64)
         for n in _lengths(longest, several=_several(feed))
@@ -109,12 +113,12 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     for some in (weights[-3], weights[-1]):
         some[: len(some) // 2] = 0
     ends = [1, len(sequences) - 4, *range(len(sequences) - 3, len(sequences) + 1)]
-    classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
     data = UnitDataset(
         sequences=Ragged.of(sequences, np.int64),
         loss_weights=Ragged.of(weights, np.float32),
         units=Ragged.cut(np.arange(len(sequences)), np.diff([0, *ends])),
-        labels=np.repeat(np.array(_CLASS, np.int64), np.diff([0, *ends])) % classes,
+        labels=np.repeat(np.array(_CLASS, np.int64), np.diff([0, *ends]))
+        % _num_classes(model),
         max_sequences_per_unit=2,
     )
     rows = min(feed.physical_batch_size, _MOST_ROWS)
@@ -130,11 +134,68 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     return Probe(feed=made_up, companies=tuple(_companies(data, rows)))
 
 
+def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
+    """Make up as many short rows as a run puts side by side, of one length each.
+
+    Returns:
+        None where the companies of `make_probe` are as many.
+    """
+    rows = min(feed.physical_batch_size, _CROWD)
+    if rows <= max(map(len, _COMPANIES)):
+        return None
+    longest = min(_SAME_LENGTH, feed.longest)
+    draws = np.random.default_rng(2)  # public constants
+    tokens = _tokens(model, feed.pad_token_id)
+    crowd = replace(
+        make_probe(model, feed).feed,
+        data=UnitDataset(
+            sequences=Ragged.of([*draws.choice(tokens, (rows, longest))], np.int64),
+            loss_weights=Ragged.of([*np.ones((rows, longest), np.float32)], np.float32),
+            units=Ragged.of([*np.arange(rows)[:, None]], np.int64),
+            labels=np.arange(rows) % _num_classes(model),
+        ),
+        physical_batch_size=rows,
+        max_tokens=longest,
+    )
+    return Probe(
+        feed=crowd, companies=(tuple(range(rows)),), compared=(rows - 1, rows // 2, 0)
+    )
+
+
+def _num_classes(model: nn.Module) -> int:
+    """Return how many classes a model has; 1 where it has none."""
+    return int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
+
+
+def _tokens(model: nn.Module, pad_token_id: int) -> list[int]:
+    """Return tokens to make rows of, up to 64: the first, and some of all others.
+
+    The last tenth is left out, where placeholders of images and the like are.
+    """
+    size = _vocabulary_size(model)
+    first = size if size <= _VOCABULARY + 1 else _VOCABULARY // 2 + 1
+    spread = np.linspace(first, size * 9 // 10, _VOCABULARY // 2).astype(int)
+    rest = [] if first == size else spread.tolist()
+    return [t for t in dict.fromkeys([*range(first), *rest]) if t != pad_token_id]
+
+
 def _vocabulary_size(model: nn.Module) -> int:
     """Return how many tokens a model tells apart; some, of characters, do not say."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "vocab_size", None) or _VOCABULARY)
+    named: Any = getattr(text, "vocab_size", None)
+    tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    table = None if named else next(tables, None)
+    size = int(named or getattr(table, "num_embeddings", _VOCABULARY))
+    return int(min(size, num_tokens(model)))
+
+
+def num_tokens(model: nn.Module) -> float:
+    """Return how many tokens a model has embeddings for; some do not say."""
+    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
+    with suppress(NotImplementedError):  # of characters, such as Canine
+        return float(getattr(embed(), "num_embeddings", math.inf))
+    return math.inf
 
 
 def same_length(
@@ -244,11 +305,11 @@ class Isolation:
                 two batches come first, and what a first batch leaves shows.
         """
         self._casts = casts
-        return self._apart(COMPARED, between)
+        return self._apart(self._probe.compared, between)
 
     def each(self) -> Apart:
         """Compare one unit after the other: slower, and knows whose gradient moves."""
-        found = {unit: self._apart((unit,)) for unit in COMPARED}
+        found = {unit: self._apart((unit,)) for unit in self._probe.compared}
         worst = max(found.values(), key=lambda apart: _order(apart.distance))
         return Apart(
             worst.distance,
@@ -276,11 +337,17 @@ class Isolation:
     def _apart(
         self, compared: tuple[int, ...], between: Callable[[], None] = lambda: None
     ) -> Apart:
-        """Take the longest alone first: what it leaves behind must not matter."""
+        """Take the longest alone first, and the shortest first of all once more.
+
+        What the longest leaves behind must not matter, nor that it was not there yet.
+        """
         sums, norms = self._engine.zeros(), dict[int, Tensor]()
+        first = compared[-1]
         for unit in compared:
-            total = sum(c.get(unit, 0.0) for c in self._coefficients)
+            total = sum(c.get(unit, 0.0) for c in self._coefficients) + (unit == first)
             self._add(self._batch_of(unit), [-total], sums, norms, (unit,))
+        between()
+        self._add(self._batch_of(first), [1.0], sums, norms, (first,))
         between()
         for company, wanted in zip(
             self._probe.companies, self._coefficients, strict=True
@@ -359,7 +426,7 @@ def _coefficients(probe: Probe) -> list[dict[int, float]]:
         {
             unit: 0.5 + 0.5 * float(torch.rand((), generator=generator))
             for unit in company
-            if unit in COMPARED
+            if unit in probe.compared
         }
         for company in probe.companies
     ]

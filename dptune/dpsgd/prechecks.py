@@ -7,7 +7,6 @@ from contextlib import (
     ExitStack,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.isolation import num_tokens
 from dptune.dpsgd.norms import recomputed_norms
 from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
@@ -126,7 +126,7 @@ def row_problems(
     """
     config = getattr(model, "config", None)
     classes = getattr(config, "num_labels", math.inf)
-    tokens = _num_tokens(model)
+    tokens = num_tokens(model)
     faulty = sum(
         int(row.min()) < 0 or int(row.max()) >= tokens
         for row in data.sequences
@@ -156,14 +156,6 @@ def row_problems(
     return found
 
 
-def _num_tokens(model: nn.Module) -> float:
-    """Return how many tokens a model has embeddings for; some do not say."""
-    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
-    with suppress(NotImplementedError):  # of characters, such as Canine
-        return float(getattr(embed(), "num_embeddings", math.inf))
-    return math.inf
-
-
 def check_private(
     model: nn.Module,
     feed: Feed,
@@ -190,7 +182,7 @@ def check_private(
             f"gradients, got precision {precision!r}. Call "
             'torch.set_float32_matmul_precision("highest").'
         )
-    tokens = _num_tokens(model)
+    tokens = num_tokens(model)
     if feed.pad_token_id >= tokens:
         raise ModelError(
             f"pad_token_id must be below the {tokens:.0f} tokens that the model has "

@@ -1,6 +1,6 @@
 """Why a model is refused, and the way out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,8 +47,8 @@ def explained(
     what: str,
     *,
     short: Probe | None = None,
-    next_step: str = "Use a model that takes any rows of token ids with an attention "
-    "mask, and nothing else.",
+    next_step: str | Callable[[], str] = "Use a model that takes any rows of token ids "
+    "with an attention mask, and nothing else.",
 ) -> Iterator[None]:
     """Turn any error of a model's code into one that says what the model cannot do.
 
@@ -59,7 +59,7 @@ def explained(
         what: it was to do.
         short: asked for a short row, which may do with fixed shapes, or with a token
             that ends the text.
-        next_step: what to do.
+        next_step: what to do, or what finds that out.
 
     Raises:
         ModelError: instead of what is no error of ours.
@@ -88,6 +88,7 @@ def explained(
                 "stop a batch of others. Use a classifier that reads another position."
             ) from error
         message = " ".join(str(error).split())[:_LONGEST_MESSAGE]
+        next_step = next_step if isinstance(next_step, str) else next_step()
         config = getattr(model, "config", None)
         positions = getattr(config, "max_position_embeddings", None)
         if isinstance(error, IndexError) and positions:
@@ -127,7 +128,8 @@ def company_error(
     """
     isolation = Isolation(model, engine, probe)
     name = model_name(model)
-    fresh = isolation.gradient(COMPARED[0])
+    long, *_, short = probe.compared
+    fresh = isolation.gradient(long)
     each = isolation.each()
     if not each.distance < float("inf"):
         return ModelError(
@@ -136,16 +138,18 @@ def company_error(
             "and one token again and again."
         )
     fields = ", ".join(snapshot.changed_fields()[:3]) or "something"
-    left = isolation.distance(fresh, COMPARED[0])
+    left = {long: isolation.distance(fresh, long)}
     snapshot.restore()
-    isolation.gradient(_SHORT)  # first of all
-    left = max(left, isolation.distance(fresh, COMPARED[0]))
-    if left > allowed:
+    first = isolation.gradient(short)  # of all
+    left[long] = max(left[long], isolation.distance(fresh, long))
+    left[short] = isolation.distance(first, short)
+    unit = max(left, key=left.__getitem__)
+    if left[unit] > allowed:
         return ModelError(
             f"{name} must compute a record alike whatever came before, but keeps "
-            f"{fields} from earlier batches: a record of {probe.length(COMPARED[0])} "
-            f"tokens then moves by {left:.2g} of its norm. Fix that in the model's "
-            "configuration, so that no batch changes it."
+            f"{fields} from earlier batches: a record of {probe.length(unit)} "
+            f"tokens then moves by {left[unit]:.2g} of its norm. Fix that in the "
+            "model's configuration, so that no batch changes it."
         )
     unit = max(each.units, key=each.units.__getitem__)
     moved = f"{each.units[unit]:.2g} of its norm (most in {each.parameter})"
@@ -156,7 +160,7 @@ def company_error(
             f"the gradient of {record} moves by {moved} beside others, which is more "
             f"rounding in {name} than a bound can carry. {cure}"
         )
-    padded = max(map(isolation.padding, COMPARED))
+    padded = max(map(isolation.padding, probe.compared))
     if not probe.feed.fixed_shapes and padded > allowed:
         return ModelError(
             f"padding must not reach the loss of a record, but in {name} the gradient "
@@ -177,23 +181,25 @@ def _cure(
     *,
     allowed: float,
 ) -> str:
-    """Say whether fixed shapes help."""
-    if probe.feed.fixed_shapes:
-        return "Fixed shapes, which are on, do not help: use another model."
-    snapshot.restore()
-    fixed = Isolation(model, engine, probe.with_fixed_shapes()).apart(
-        between=snapshot.restore
-    )
-    if fixed.distance <= allowed:
-        return _ONE_SHAPE
+    """Say whether fixed shapes help, or one row at a time."""
+    are_fixed = probe.feed.fixed_shapes
+    if not are_fixed:
+        snapshot.restore()
+        fixed = Isolation(model, engine, probe.with_fixed_shapes()).apart(
+            between=snapshot.restore
+        )
+        if fixed.distance <= allowed:
+            return _ONE_SHAPE
     snapshot.restore()
     engine = PerUnitGradients(model, alone=True)
     alone = Isolation(model, engine, probe.with_rows_alone(model)).apart(
         between=snapshot.restore
     )
+    useless = f"Fixed shapes{', which are on,' if are_fixed else ''} do not help"
     if alone.distance <= allowed:
-        return f"Set {ONE_ROW}: every row is then run by itself."
-    return "Fixed shapes do not help: use another model."
+        set_it = f"et {ONE_ROW}: every row is then run by itself."
+        return f"{useless}: s{set_it}" if are_fixed else f"S{set_it}"
+    return f"{useless}: use another model."
 
 
 def _needs_ends(model: nn.Module, probe: Probe) -> bool:

@@ -23,6 +23,7 @@ Before training, `dptune.dpsgd.selfcheck` compares every rule that a model uses 
 autograd, row by row, so a wrong rule cannot stay unnoticed.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -67,7 +68,8 @@ def find_gradient_rule(module: nn.Module) -> GradientRule | None:
     """Return the rule of the nearest base class that computes alike, or None."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     if kind is None:
-        return _rms_norm_rule if is_rms_norm(module) else None
+        plain = is_rms_norm(module) and _has_plain_gain(module)
+        return _rms_norm_rule if plain else None
     return _RULES[kind] if _computes_as(module, kind) else None
 
 
@@ -185,6 +187,32 @@ def is_rms_norm(module: nn.Module) -> bool:
     has_epsilon = any(hasattr(module, name) for name in ("variance_epsilon", "eps"))
     named_so = type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
     return names == ["weight"] and has_epsilon and named_so
+
+
+@torch.no_grad()
+def _has_plain_gain(module: nn.Module) -> bool:
+    """Whether a norm multiplies by `w` or `1 + w`, for any w: its name tells no more.
+
+    A gain such as `1 + tanh(w)` has the same gradient where training begins.
+    """
+    fields: Any = module
+    shape = fields.weight.shape
+    generator = torch.Generator().manual_seed(0)  # public constants
+    values, gain = (torch.randn(n, generator=generator) for n in ((1, *shape), shape))
+    values, gain = values.to(fields.weight), gain.to(fields.weight)
+    found = []
+    for factor in (0, 1, -3):
+        twin: Any = copy.copy(module)
+        vars(twin)["_parameters"] = {"weight": factor * gain}
+        try:
+            found.append(type(twin).forward(twin, values).to(gain))
+        except Exception:  # noqa: BLE001 - code of a model; it needs more than values
+            return True  # rules are compared with autograd, if at these weights alone
+    normal: Any = _rms_norm_rule(module, values, gain[None])["weight"]
+    return all(
+        torch.allclose(more - found[0], factor * normal, rtol=1e-3, atol=1e-4)
+        for factor, more in ((1, found[1]), (-3, found[2]))
+    )
 
 
 def _epsilon(module: nn.Module, dtype: torch.dtype) -> float:

@@ -27,6 +27,7 @@ from dptune.precision import computing
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 _NUDGE = 0.02
+_ROUNDED = 1e-4
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -56,13 +57,12 @@ class Snapshot:
         ]
 
     def changed_fields(self) -> list[str]:
-        """Name plain attributes of modules that have another value."""
+        """Name numbers, words and tensors that modules hold and that are others now."""
         return [
             f"{name}.{field}" if name else field
             for name, module in self._modules.items()
             for field, value in module.__dict__.items()
-            if isinstance(value, str | int | float | bool | type(None))
-            and self._fields[name].get(field, (None, None))[0] != value
+            if _differs(value, *self._fields[name].get(field, (None, None)))
         ]
 
     def restore(self) -> None:
@@ -252,6 +252,29 @@ def _put_back(fields: dict[str, Any], before: Mapping[str, tuple[Any, Any]]) -> 
         elif isinstance(contents, Tensor):
             with torch.no_grad(), suppress(RuntimeError):
                 value.copy_(contents)
+
+
+def _differs(value: object, before: object, contents: object) -> bool:
+    """Whether an attribute has another value, beyond rounding.
+
+    Args:
+        value: now; what is no number, word or tensor is not looked into.
+        before: the object that it was.
+        contents: of that, if it was a plain tensor.
+    """
+    if isinstance(value, Tensor) and isinstance(contents, Tensor):
+        new, old = value.detach().double(), contents.double()
+        if new.shape != old.shape:
+            return True
+        scale = old.nan_to_num().abs().max() if old.numel() else 0.0
+        return not torch.allclose(
+            new, old, rtol=0, atol=_ROUNDED * float(scale), equal_nan=True
+        )
+    if isinstance(value, float) and isinstance(before, float):
+        same = math.isclose(value, before, rel_tol=_ROUNDED)
+        return not (same or math.isnan(value))
+    plain = isinstance(value, str | int | float | bool | type(None))
+    return plain and before != value
 
 
 def _is_container(value: object) -> bool:

@@ -67,6 +67,31 @@ def test_copies_of_rms_norm_are_recognised():
         check(norm, inputs(3, 5, 4))
 
 
+class OtherRMSNorm(nn.Module):
+    """A gain that is `1 + w` where training begins, and not where it goes."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.eps = 1e-6
+        self.gain = gain
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x, (4,), eps=self.eps) * self.gain(self.weight)
+
+
+def test_norm_of_another_gain_has_no_rule_whatever_its_name():
+    assert find_gradient_rule(OtherRMSNorm(lambda w: 1 + w)) is not None
+    for gain in (
+        lambda w: 1 + torch.tanh(w),
+        lambda w: 1 + w.clamp(-0.5, 0.5),
+        torch.exp,
+        lambda w: w.abs(),
+        lambda w: w**3,
+    ):
+        assert find_gradient_rule(OtherRMSNorm(gain)) is None
+
+
 def test_linear_without_time_or_with_two_of_them():
     check(nn.Linear(4, 2), inputs(3, 4))
     check(nn.Linear(4, 2, bias=False), inputs(3, 2, 5, 4))
