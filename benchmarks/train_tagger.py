@@ -47,14 +47,16 @@ THRESHOLDS = {
     "unit": 1.0,
     "add": -3.6,
     "add_closed": 0.0,
+    "add_small": -1.8,
     "term": 0.8,
     "keep_known": -5.2,
     "keep_capital": -7.5,
     "keep_unknown": -6.2,
 }
 """Log odds from which a word is a name: one that the lexicon does not mark, one of a
-closed class, a term of medicine or computing, and those that the lexicon marks: known
-words, unknown ones with a capital, and without."""
+closed class, a small one that no list names where capitals are kept, a term of medicine
+or computing, and those that the lexicon marks: known words, unknown ones with a
+capital, and without."""
 WIDTH, HIDDEN = 48, 64
 PASSES, RATE, BATCH, SHARE = 10, 4e-3, 4000, 0.6
 LABELS = ("O", *TYPES, "MISC")

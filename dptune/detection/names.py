@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from dptune.detection import words as w
 from dptune.detection.kinds import is_told_of, kind_of_name
@@ -384,8 +385,7 @@ def _is_adjacent(text: str, first: Word, second: Word) -> bool:
 
 def _mark_particles(text: str, words: list[Word]) -> None:
     """Let a small `van` or `de la` before a name be a part of it."""
-    for position in range(len(words) - 2, -1, -1):
-        word, following = words[position], words[position + 1]
+    for word, following in reversed([*pairwise(words)]):
         if (
             word.lower in PARTICLES
             and not word.entity_type
@@ -397,19 +397,14 @@ def _mark_particles(text: str, words: list[Word]) -> None:
             )
             and text[word.end : following.start] in _BEFORE_STEM
         ):
-            word.entity_type, word.confidence = (
-                following.entity_type,
-                following.confidence,
-            )
+            word.entity_type = following.entity_type
+            word.confidence = following.confidence
 
 
 def _propagate(words: list[Word]) -> None:
     """Mark further mentions of the names of the same text."""
-    persons = {
-        word.lower
-        for word in words
-        if word.confidence >= INTRODUCED and len(word.lower) > 1
-    }
+    introduced = {word.lower for word in words if word.confidence >= INTRODUCED}
+    persons = {word for word in introduced if len(word) > 1}
     capitals = {word.lower for word in words if word.entity_type and word.capital}
     if not persons and not capitals:
         return
@@ -438,7 +433,7 @@ def _join(text: str, words: list[Word]) -> Iterator[Name]:
                 run = []
             run.append(word)
             connectors = []
-        elif run and len(gap) <= 12 and len(connectors) < 2 and _may_connect(word):
+        elif run and len(connectors) < 2 and _connects(text, run, gap, word):
             connectors.append(word)
         elif run:
             yield _close(text, run)
@@ -454,9 +449,13 @@ def _ends_name(last: Word, word: Word, gap: str) -> bool:
     return bool(word.reading & w.HEAD) and gap == " " and last.capital
 
 
-def _may_connect(word: Word) -> bool:
-    """Tell whether a word may stand within a name: `of`, `van`, a single letter."""
-    return len(word.lower) == 1 or bool(word.reading & w.CONNECTOR)
+def _connects(text: str, run: list[Word], gap: str, word: Word) -> bool:
+    """Tell whether a word may stand in a name: `of`, a letter, `and` of a company."""
+    is_company = any(one.reading & w.ORGANIZATION for one in run)
+    is_listed = is_company or text.startswith(", ", max(0, run[0].start - 2))
+    is_let = word.lower != "and" or word.capital or is_listed
+    is_connector = len(word.lower) == 1 or (is_let and word.reading & w.CONNECTOR)
+    return bool(is_connector) and len(gap) <= 12
 
 
 def _is_joint(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:

@@ -234,6 +234,10 @@ _PART = re.compile(r"[A-Z][a-z]+|[A-Z]+(?![a-z])|[a-z]+")
 _INITIAL = re.compile(r"(?<!\w)[^\W\d_a-z]\. $")
 _AFTER_INITIAL = re.compile(r"\. (?:[^\W\d_a-z]\. ){0,2}([^\W\d_a-z][^\W\d_]{1,30})")
 _NAMES = w.GIVEN_NAME | w.PERSONAL
+_FIRST_LETTER = re.compile(r"[^\W\d_]")
+_CARELESS = re.compile(
+    r"[.!?…]['\"”’)]?[ \n]{1,2}(?:(?![\w&]{1,3}\.)[a-z])|\bi\b(?!\.)"
+)
 _KINDS = {"PERSON": "PERSON", "PLACE": "GPE", "ORG": "ORG", "NORP": "NORP"}
 
 
@@ -306,10 +310,11 @@ class TaggerRecognizer:
         limits = self._tagger.thresholds
         keeps_all = self._tier.is_contextual
         is_low = self._tier is Tier.LOW_ENTITY
-        doubted, seen = [], set()
+        doubted, seen, keeps_case = [], set(), _keeps_case(text)
         for position, (word, row) in enumerate(zip(words, scores, strict=True)):
             score = row[0]
-            is_seen = score >= limits[_limit_to_add(word)] and not _is_label(word)
+            limit = limits[_limit_to_add(word, keeps_case=keeps_case)]
+            is_seen = score >= limit and not _is_label(word)
             if is_seen:
                 seen.add(position)
             if not word.entity_type:
@@ -417,11 +422,27 @@ def _has_initial(text: str, word: Word) -> bool:
     return _INITIAL.search(text, max(0, word.start - 6), word.start) is not None
 
 
-def _limit_to_add(word: Word) -> str:
-    """Name the threshold from which a word is a name that the lexicon does not mark."""
+def _keeps_case(text: str) -> bool:
+    """Tell whether a text gives every sentence its capital, and `I` one.
+
+    Whoever writes so gives names theirs, most of the time.
+    """
+    first = _FIRST_LETTER.search(text)
+    is_begun = first is not None and first.group().isupper()
+    return is_begun and _CARELESS.search(text) is None
+
+
+def _limit_to_add(word: Word, *, keeps_case: bool) -> str:
+    """Name the threshold from which a word is a name that the lexicon does not mark.
+
+    A small word that no list calls a name is seldom one where capitals are kept.
+    """
     if word.reading & w.CLOSED:
         return "add_closed"
-    return "term" if word.lower in w.public_words() else "add"
+    if word.lower in w.public_words():
+        return "term"
+    is_small = not word.capital and not word.reading & (_NAMES | w.PLACE)
+    return "add_small" if keeps_case and is_small else "add"
 
 
 def _limit_of(text: str, word: Word) -> str:
