@@ -159,9 +159,11 @@ def without_glue(text: str) -> str:
 # `re` looks for the digit first: only so does it skip the rest of a text. Every group
 # of a scanned number has a digit, except noughts alone, and a letter stands before one
 # somewhere: `ISO 9001`, `100l 200l` and `S20 2021` are no numbers.
+_PICTURES = (*range(0x2190, 0x2C00), *range(0x1F300, 0x1FB00))
+_SIGN = r"[•~^*=\\`:\u2190-\u2bff\U0001f300-\U0001faff]"
 _MAYBE_ODD = re.compile(
     r"[0-9](?:(?<=[OolISB].)(?<![AC-HJ-NP-RT-Za-kmnp-z][OolISB].)"
-    r"|(?=[•~^*=\\`:][0-9]{1,6}[•~^*=\\`:][0-9]))"
+    rf"|(?={_SIGN}[0-9]{{1,6}}{_SIGN}[0-9]))"
 )
 _GROUP = r"[OolI]{0,4}\d[\dOolISB]{0,20}(?![^\W_])"
 _MISREAD = re.compile(
@@ -172,9 +174,10 @@ _LETTER = re.compile("[OolISB]")
 _LETTER_BEFORE = re.compile(r"[OolISB]\d")
 _PARTED = re.compile(
     r"(?<![\w.,:/\\-])(?!\d\d:\d\d:\d\d)(?:[A-Z]{2})?\(?\+?\d{1,6}\)?"
-    r"(?P<sign>[•~^*=\\`:])\d{1,6}(?:(?P=sign)\d{1,6}){1,9}(?!\w)"
+    rf"(?P<sign>{_SIGN})\d{{1,6}}(?:(?P=sign)\d{{1,6}}){{1,9}}(?!\w)"
 )
 _USUAL = str.maketrans("OolISB•~^*=\\`:", "001158--------")
+_USUAL |= dict.fromkeys(_PICTURES, ord("-"))
 _FEWEST_MISREAD, _FEWEST_PARTED = 6, 9
 
 
