@@ -26,6 +26,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -204,7 +205,7 @@ def _from_loop(
             ).collate([0], PAD)
             if feed.fixed_shapes:
                 one = one.filled(num_rows=1, num_tokens=feed.longest, pad_token_id=PAD)
-            with scoped_randomness(seed_sequence(RandomStream.MODEL, seed=3)):
+            with _alike():
                 loss = feed.losses(model, one).sum()
             for name, value in _autograd(model, loss).items():
                 whole[name] += value
@@ -243,6 +244,11 @@ def _from_left(model: nn.Module, engine: PerUnitGradients, feed: Feed) -> float:
     return _norm({n: sums[n] - wanted[n] for n in sums}) / size
 
 
+def _alike() -> AbstractContextManager[None]:
+    """Give whoever is computed the same chances; some draw them for a row alone."""
+    return scoped_randomness(seed_sequence(RandomStream.MODEL, seed=3))
+
+
 def _sum(
     model: nn.Module,
     engine: PerUnitGradients,
@@ -253,7 +259,7 @@ def _sum(
     """Add up clipped gradients, with the same chance for everybody."""
     sums = engine.zeros()
     large: LargeUnit | None = None
-    with scoped_randomness(seed_sequence(RandomStream.MODEL, seed=3)):
+    with _alike():
         for batch in feed.batches(units):
             real = slice(batch.num_real_units)  # others only fill a fixed shape
 
@@ -263,7 +269,8 @@ def _sum(
                 return factors
 
             with engine.record(batch.rows_of_unit) as tape:
-                losses = feed.losses(model, batch)
+                with _alike() if feed.rows_are_alone else nullcontext():
+                    losses = feed.losses(model, batch)
                 if not batch.is_part:
                     tape.backward(losses.sum(), of_real, sums)
                     continue

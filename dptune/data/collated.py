@@ -308,6 +308,13 @@ def _read_row(batch: Mapping[str, Any]) -> CollatedRow:
         raise RowFaultError(
             f"must come out of the collator as a mapping, got {type(batch).__name__}"
         )
+    if "start_positions" in batch:
+        raise RowFaultError(
+            "must have labels of words or classes, got spans of answers (QA), which "
+            "are not trained: repeat the first and the last token of an answer in "
+            "labels, with -100 elsewhere, and find them there in a `loss` of "
+            "make_private"
+        )
     if "input_ids" not in batch or "labels" not in batch:
         raise RowFaultError("must have input_ids and labels behind the collator")
     ids = _one_row(batch["input_ids"])

@@ -18,6 +18,7 @@ from dptune.dpsgd.distributed import ALONE
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.ragged import Ragged
+from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.errors import ModelError
 
 LONGEST = 1024
@@ -396,13 +397,20 @@ class Isolation:
             return result
 
         with self._engine.record(batch.rows_of_unit) as tape:
-            with self._casts():
+            with self._casts(), self._chance(units):
                 losses = self._probe.feed.losses(self._model, batch)
             _check_losses(losses, batch)
             found = tape.backward(losses.sum(), factors, sums)
         if not bool(torch.isfinite(found[:, : len(units)]).all()):
             for total in sums.values():
                 total.fill_(torch.nan)
+
+    def _chance(self, units: tuple[int, ...]) -> AbstractContextManager[None]:
+        """Give a row that is alone the same chances each time, and others to others."""
+        if not self._engine.alone:
+            return nullcontext()
+        randomness = seed_sequence(RandomStream.MODEL, seed=units[0])
+        return scoped_randomness(randomness, device=self._probe.feed.device)
 
     def _scale(self, norms: Tensor) -> Tensor:
         """Factors that bring the groups of one unit to norm 1 together, `(groups,)`.

@@ -10,6 +10,7 @@ from torch import nn
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.isolation import make_probe, same_length
 from dptune.dpsgd.prechecks import training_mode
+from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import explained, model_name
 from dptune.dpsgd.untouched import Undropped
 from dptune.errors import ModelError
@@ -28,7 +29,7 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
     classes, shows on no single one.
 
     Args:
-        model: on its device, and checked: nothing but dropout draws.
+        model: on its device, and checked: chance moves rows one by one.
         feed: of the run.
         next_step: what to do where they differ.
 
@@ -47,15 +48,18 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
         "attention_mask": rows.attention_mask,
         "labels": labels if has_classes else rows.input_ids,
     }
+    chances = seed_sequence(RandomStream.MODEL, seed=0)  # the same for both
     with (
         torch.no_grad(),
         training_mode(model),
         explained(model, "compute a loss", next_step=next_step),
         Undropped(),
     ):
-        output: Any = model(**given)
+        with scoped_randomness(chances, device=probe.feed.device):
+            output: Any = model(**given)
         own = output.loss
-        losses = probe.feed.losses(model, rows)
+        with scoped_randomness(chances, device=probe.feed.device):
+            losses = probe.feed.losses(model, rows)
     ours = probe.feed.totals(losses, rows).loss
     few = [_TOLERANCES.get(p.dtype, _OF_FEW_BITS) for p in model.parameters()]
     if own is None or not math.isclose(float(own), ours, rel_tol=max(few)):

@@ -11,6 +11,7 @@ from contextlib import (
 from typing import Any, Self
 
 import torch
+from peft import PeftType
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -222,6 +223,13 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
         raise ModelError(
             f"{type(model).__name__} must support gradient checkpointing. Turn "
             "gradient_checkpointing off and lower physical_batch_size."
+        )
+    peft: Any = getattr(model, "active_peft_config", None)
+    if getattr(peft, "peft_type", None) == PeftType.PREFIX_TUNING:
+        raise ModelError(
+            "gradient checkpointing must be off for prefix tuning, whose prefixes a "
+            "layer that is computed again does not get. Turn it off and lower "
+            "physical_batch_size, or use LoRA."
         )
     fields.activation_checkpointing_enable(
         {"use_reentrant": False, "context_fn": _as_before}

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dptune.dpsgd.agreement import check_gradients, check_long_gradient, is_low
 from dptune.dpsgd.bypassed import check_adapters, check_weights_beside
+from dptune.dpsgd.chance import check_chance, check_shared_masks
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import (
     ONE_ROW,
@@ -56,8 +57,6 @@ _APART = 1e-5
 _APART_LOW_PRECISION = 2e-2
 _MOST_ROUNDING = 1e-4
 _MOST_ROUNDING_SCALED = 1e-3
-_SAME_LOSS = 1e-4
-_SAME_LOSS_DRAWN = 1e-6
 _EXPONENTS = (2, 1)
 
 _ALONE = "Train adapters, or use another model."
@@ -125,14 +124,15 @@ def check_model(
     probe = make_probe(model, feed)
     with untouched(model) as snapshot:
         _check_rows(model, probe, longest=feed.longest)
+        _check_trained(model, snapshot)
         check_adapters(model, probe)
         engine = PerUnitGradients(
             model, parameter_groups=parameter_groups, alone=feed.rows_are_alone
         )
         with scaled(model, _EXPONENTS[0]):
-            _check_chance(model, probe, snapshot)
+            check_chance(model, probe, snapshot, alone=engine.alone)
         if not engine.alone:
-            _check_shared_masks(model, probe)
+            check_shared_masks(model, probe)
         snapshot.restore()
         _check_counts(model, probe)
         snapshot.restore()
@@ -196,6 +196,16 @@ def _check_rows(model: nn.Module, probe: Probe, *, longest: int) -> None:
     _refuse_changed(changed)
 
 
+def _check_trained(model: nn.Module, snapshot: Snapshot) -> None:
+    """Refuse a forward pass, or a loss, that thaws or freezes weights."""
+    for name in snapshot.switched(model):
+        raise ModelError(
+            f"the weight {name} must stay trained, or frozen, as it was, but a forward "
+            "pass or the loss sets its requires_grad: the clip covers what is trained "
+            "from the beginning. Set it before training."
+        )
+
+
 def _refuse_changed(changed: Callable[[], list[str]]) -> None:
     """Refuse a model whose weights are others than they were."""
     for name in changed():
@@ -205,96 +215,18 @@ def _refuse_changed(changed: Callable[[], list[str]]) -> None:
         )
 
 
-def _check_chance(model: nn.Module, probe: Probe, snapshot: Snapshot) -> None:
-    """Refuse a model whose losses depend on chance beside dropout.
-
-    Where the longest rows draw nothing, one company will do. What is drawn may move few
-    rows, and those by little, such as the hashes that attention sorts long rows by.
-    """
-    longest = max(probe.companies, key=lambda units: max(map(probe.length, units)))
-    drawn = _refuse_chance(model, probe, snapshot, longest, most=_SAME_LOSS)
-    for units in probe.companies if drawn else ():
-        _refuse_chance(model, probe, snapshot, units, most=_SAME_LOSS_DRAWN)
-
-
-def _refuse_chance(
-    model: nn.Module,
-    probe: Probe,
-    snapshot: Snapshot,
-    units: tuple[int, ...],
-    *,
-    most: float,
-) -> dict[str, None]:
-    """Compute one batch under two chances; return what was drawn beside dropout."""
-    batch = probe.batch(units)
-    losses, drawn = [], dict[str, None]()
-    for extreme in (0, 1):
-        snapshot.restore()
-        randomness = seed_sequence(RandomStream.MODEL, seed=extreme)
-        device = probe.feed.device
-        mode = Undropped(extreme=extreme)
-        with (
-            torch.no_grad(),
-            scoped_randomness(randomness, device=device),
-            explained(model, "compute rows together"),
-            mode,
-        ):
-            losses.append(probe.feed.losses(model, batch).float())
-        drawn |= mode.draws
-    if not _close(*losses, most=most):
-        raise ModelError(
-            f"{model_name(model)} must draw nothing but dropout in training, but "
-            f"{', '.join(drawn) or 'a kernel outside torch'} moves its losses. Rows of "
-            "one batch share what is drawn, and who shares it depends on who is there. "
-            "Set its rate to 0 in the model's configuration, or a model or adapters "
-            "without: LoRA draws nothing."
-        )
-    return drawn
-
-
-def _close(first: Tensor, second: Tensor, *, most: float) -> bool:
-    """Whether losses are equal, up to rounding; those that are not finite too."""
-    scale = float(first.nan_to_num(posinf=0.0, neginf=0.0).abs().max())
-    return torch.allclose(first, second, rtol=0, atol=most * scale, equal_nan=True)
-
-
-def _check_shared_masks(model: nn.Module, probe: Probe) -> None:
-    """Refuse dropout whose mask does not grow with the number of rows."""
-    rows = (7, 13)
-    sizes: list[dict[str, int]] = []
-    for num_rows in rows:
-        mode = Undropped()
-        batch = same_length(probe, num_rows=num_rows)
-        what = "compute rows of one length"
-        with torch.no_grad(), explained(model, what), mode:
-            probe.feed.losses(model, batch)
-        if not (mode.dropped or sizes):
-            return
-        found: dict[str, int] = {}
-        for caller, size in mode.dropped:
-            found[caller] = found.get(caller, 0) + size
-        sizes.append(found)
-    few, many = sizes
-    shared = [n for n in few if few[n] * rows[1] != many.get(n, 0) * rows[0]]
-    if shared:
-        raise ModelError(
-            f"{model_name(model)} must draw a dropout mask for every row, but "
-            f"{', '.join(shared)} has one for all rows of a batch: who shares it "
-            "depends on who is there. Set the rates of dropout to 0 in the model's "
-            f"configuration, or {ONE_ROW}."
-        )
-
-
 def _check_counts(model: nn.Module, probe: Probe) -> None:
     """Refuse a model that counts its passes, or keeps a running mean beside buffers.
 
     What a first pass sets up, and what follows from a batch alone, is neither.
     """
     batch = probe.batch((COMPARED[-1],))
+    chances = seed_sequence(RandomStream.MODEL, seed=0)
     with torch.no_grad(), explained(model, "compute a row twice"), Undropped():
-        probe.feed.losses(model, batch)
-        first = Snapshot(model)
-        probe.feed.losses(model, batch)
+        for _ in range(2):
+            first = Snapshot(model)
+            with scoped_randomness(chances, device=probe.feed.device):
+                probe.feed.losses(model, batch)
     for name in first.changed_fields():
         raise ModelError(
             f"{model_name(model)} must compute a record alike whatever came before, "

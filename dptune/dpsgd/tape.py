@@ -191,6 +191,8 @@ class Tape:
         if self._alone is None:
             loss.backward(retain_graph=self.streams)  # type: ignore[no-untyped-call]
             return
+        if not loss.requires_grad:
+            return  # chance has left all that is trained out of this row
         parameters = list(self._alone.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         for name, gradient in zip(self._alone, found, strict=True):

@@ -62,8 +62,16 @@ class Snapshot:
             f"{name}.{field}" if name else field
             for name, module in self._modules.items()
             for field, value in module.__dict__.items()
-            if field in self._fields[name]
-            and _differs(value, *self._fields[name][field])
+            if _differs(value, *self._fields[name].get(field, (None, None)))
+        ]
+
+    def switched(self, model: nn.Module) -> list[str]:
+        """Name parameters that are trained and were not, or the other way."""
+        before = {id(value): trained for value, trained, _ in self._parameters}
+        return [
+            name
+            for name, value in model.named_parameters()
+            if before.get(id(value)) != value.requires_grad
         ]
 
     def restore(self) -> None:
@@ -99,7 +107,7 @@ def changed_weights(model: nn.Module) -> Callable[[], list[str]]:
 
     def sums() -> dict[str, int]:
         return {
-            name: _sum_of_bits(value.detach())
+            name: int(bits_of(value.detach()))
             for name, value in model.named_parameters()
         }
 
@@ -107,11 +115,11 @@ def changed_weights(model: nn.Module) -> Callable[[], list[str]]:
     return lambda: [name for name, value in sums().items() if value != before[name]]
 
 
-def _sum_of_bits(values: Tensor) -> int:
+def bits_of(values: Tensor) -> Tensor:
     """Add entries up as integers: any one that moves by a bit is seen, and NaN too."""
     flat = values.contiguous().view(-1)
     size = math.gcd(flat.nbytes, flat.storage_offset() * flat.itemsize, 8)
-    return int(flat.view(_INTEGERS[size]).sum(dtype=torch.int64))
+    return flat.view(_INTEGERS[size]).sum(dtype=torch.int64)
 
 
 @contextmanager
@@ -365,11 +373,13 @@ class Undropped(TorchFunctionMode):
         extreme: what numbers in [0, 1) become, 0 or 1 (just below it), so that a
             decision that is rarely taken is taken once, those of Python and numpy too;
             None leaves them alone.
+        alone: leave what torch draws from its own generator, too.
     """
 
-    def __init__(self, *, extreme: int | None = None) -> None:
+    def __init__(self, *, extreme: int | None = None, alone: bool = False) -> None:
         super().__init__()
         self._extreme = extreme
+        self._alone = alone
         self._drawn = ExitStack()
         self.draws: dict[str, None] = {}
         self.dropped: list[tuple[str, int]] = []
@@ -414,7 +424,8 @@ class Undropped(TorchFunctionMode):
             return self._attend(args, dict(options))
         result = func(*args, **options)
         self.draws[f"{getattr(func, '__name__', func)} in {_caller()}"] = None
-        if func in _UNIFORM and self._extreme is not None:
+        is_own = self._alone and options.get("generator") is None
+        if func in _UNIFORM and self._extreme is not None and not is_own:
             result.fill_(self._extreme * (1 - 2**-10))
         return result
 

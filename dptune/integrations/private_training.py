@@ -52,6 +52,7 @@ from dptune.integrations.ranks import (
 from dptune.integrations.refusals import (
     accelerator_problems,
     changed_arguments,
+    missing_optimizer,
     model_problems,
     no_search,
     optimizer_problems,
@@ -164,6 +165,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         if isinstance(model, nn.Module):
             problems += model_problems(model)
             problems += optimizer_problems(model, optimizer)
+            problems += missing_optimizer(type(self), self._asked, given)
             if self.shards:
                 problems += sharding_problems(model, given.get("optimizers"))
         return problems

@@ -8,12 +8,18 @@ from typing import Any, Final
 
 import torch
 from accelerate.utils import DistributedType
+from peft.tuners.adalora import AdaLoraModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.optimization import GreedyLR
 
@@ -23,7 +29,11 @@ from dptune.dpsgd.optimizer import needs_more
 from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
 from dptune.errors import ModelError, Problem
 from dptune.integrations.arguments import PrivacyArguments
-from dptune.integrations.refused_arguments import IF_PUBLIC, REPORTS_INSIDE
+from dptune.integrations.refused_arguments import (
+    IF_PUBLIC,
+    REPORTS_INSIDE,
+    is_layerwise,
+)
 
 _KINDS: Final = (
     DistributedType.NO,
@@ -167,6 +177,16 @@ def model_problems(model: nn.Module) -> list[Problem]:
                 "an encoder and a decoder"
             )
         )
+    if isinstance(getattr(model, "base_model", None), AdaLoraModel):
+        found.append(
+            Problem(
+                path="model",
+                message="must have adapters without a loss of their own, got AdaLoRA's:"
+                " it adds a term of its weights, and moves ranks between two steps.",
+                next_step="Use LoRA, or make_private with a `loss` of yours and "
+                "physical_batch_size=1, where ranks stay as they are.",
+            )
+        )
     if getattr(config, "output_router_logits", False):
         found.append(
             Problem(
@@ -262,6 +282,32 @@ def optimizer_problems(model: nn.Module, optimizer: object) -> list[Problem]:
             next_step="Make the optimizer from model.parameters().",
         )
     ]
+
+
+def missing_optimizer(
+    cls: type, args: TrainingArguments, given: Mapping[str, Any]
+) -> list[Problem]:
+    """Refuse an optimizer that no installed library makes, before budgets are held.
+
+    Args:
+        cls: of the trainer, which may make another one itself.
+        args: that name it.
+        given: to the trainer: its model, and an optimizer in place of that one.
+    """
+    name = str(getattr(args.optim, "value", args.optim))
+    is_own = getattr(cls, "create_optimizer", None) is not Trainer.create_optimizer
+    is_given = (given.get("optimizers") or (None,))[0] is not None
+    other = is_given or given.get("optimizer_cls_and_kwargs") is not None
+    if is_own or other or is_layerwise(name):  # which is refused as such
+        return []
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args, given["model"])
+    except (ImportError, RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        message = f"must be an optimizer that can be made here, got {name}: {why}."
+        next_step = "Do so, or use adamw_torch."
+        return [Problem(path="args.optim", message=message, next_step=next_step)]
+    return []
 
 
 def seen_rows(name: str) -> Problem:

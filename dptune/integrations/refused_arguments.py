@@ -224,6 +224,11 @@ IF_PUBLIC: Final = (
 )
 
 
+def is_layerwise(optimizer: str) -> bool:
+    """Whether an optimizer of this name steps in the backward pass."""
+    return "lomo" in optimizer or "layerwise" in optimizer
+
+
 def argument_problems(
     args: TrainingArguments, privacy: PrivacyArguments
 ) -> list[Problem]:
@@ -333,7 +338,6 @@ def _value_problems(
     trackers = {args.report_to} if isinstance(args.report_to, str) else args.report_to
     told = sorted(set(trackers or ()) - {"none"})
     optimizer = str(getattr(args.optim, "value", args.optim))  # an enum, or its name
-    layerwise = [mark for mark in ("lomo", "layerwise") if mark in optimizer]
     checks = {
         "max_grad_norm": (
             clip in (None, 0, _DEFAULT_CLIP, privacy.max_grad_norm),
@@ -360,16 +364,19 @@ def _value_problems(
             REPORTS_INSIDE,
         ),
         "optim": (
-            not layerwise,
+            not is_layerwise(optimizer),
             (
                 f"must not be {optimizer}: it sees gradients in the backward pass, "
                 "before they are clipped and noised."
             ),
             "Use adamw_torch, or another one that steps at the end.",
         ),
-        "activation_checkpointing_kwargs": (
+        "gradient_checkpointing_kwargs": (
             not recompute.get("use_reentrant", False),
-            "must not ask for use_reentrant: its first pass has no graph.",
+            (
+                "must not ask for use_reentrant, nor under its other name "
+                "activation_checkpointing_kwargs: its first pass has no graph."
+            ),
             "Drop it: the engine takes the other form.",
         ),
         "accelerator_config": (

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dptune.dpsgd.sharding import held
+from dptune.dpsgd.untouched import bits_of
 from dptune.errors import PrivacyError
 
 
@@ -19,7 +21,9 @@ class WatchedSchedule:
 
     **Formal guarantee**: while `watching`, groups, settings and state of the optimizer
     are, before each of its steps and of the schedule's, as the last of these left them;
-    otherwise `check` or the step raises.
+    otherwise `check` or the step raises. What is written to the state through `.data`,
+    so that its bits add up to another number, is found before the optimizer's next
+    step.
 
     Args:
         schedule: of the script, or of its loop.
@@ -43,8 +47,9 @@ class WatchedSchedule:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look before each step of the optimizer, and let go of it afterwards."""
-        before = self._optimizer.register_step_pre_hook(self.check)
-        after = self._optimizer.register_step_post_hook(self._note)
+        before = self._optimizer.register_step_pre_hook(self._check_content)
+        after = self._optimizer.register_step_post_hook(self._note_content)
+        self._note_content()
         try:
             yield
         finally:
@@ -68,17 +73,23 @@ class WatchedSchedule:
             PrivacyError: settings or state of the optimizer have changed.
         """
         if _steered_by(self._optimizer) != self._noted:
-            raise PrivacyError(
-                "the optimizer must step by what it began with and its schedule sets, "
-                "but something, such as a callback, has changed its learning rate, "
-                "weight decay, another setting, or its state: weights tell these, and "
-                "one that follows the training loss tells that loss, which no noise "
-                "protects. Give the trainer a schedule of steps in `optimizers`."
-            )
+            raise _steered()
 
-    def _note(self, *_: object) -> None:
+    def _note(self) -> None:
         """Remember what the next step goes by."""
         self._noted = _steered_by(self._optimizer)
+
+    def _check_content(self, *_: object) -> None:
+        """Refuse what something else has set or written, whatever mark that leaves."""
+        self.check()
+        now = _content(self._optimizer)
+        if any(not was.equal(now[device]) for device, was in self._written.items()):
+            raise _steered()
+
+    def _note_content(self, *_: object) -> None:
+        """Remember what the optimizer has written to its state."""
+        self._note()
+        self._written = _content(self._optimizer)
 
 
 def check_same(began: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -94,6 +105,36 @@ def check_same(began: Mapping[str, object], now: Mapping[str, object]) -> None:
             "such as a callback, has replaced it: nobody has checked another one. Do "
             "so before training, or behind it."
         )
+
+
+def _steered() -> PrivacyError:
+    """Say what steers."""
+    return PrivacyError(
+        "the optimizer must step by what it began with and its schedule sets, but "
+        "something, such as a callback, has changed its learning rate, weight decay, "
+        "another setting, or its state: weights tell these, and one that follows the "
+        "training loss tells that loss, which no noise protects. Give the trainer a "
+        "schedule of steps in `optimizers`."
+    )
+
+
+def _content(optimizer: torch.optim.Optimizer) -> dict[torch.device, Tensor]:
+    """Add up the bits of each tensor of the state, by device."""
+    found: dict[torch.device, list[Tensor]] = {}
+    with torch.no_grad():
+        for value in _tensors(list(optimizer.state.values())):
+            part = held(value).detach()
+            found.setdefault(part.device, []).append(bits_of(part))
+        return {device: torch.stack(sums) for device, sums in found.items()}
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of a state."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
 
 
 def _steered_by(optimizer: torch.optim.Optimizer) -> list[object]:

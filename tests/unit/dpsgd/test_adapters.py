@@ -143,11 +143,11 @@ def state_space(*targets):
     return get_peft_model(MambaForCausalLM(config), lora)
 
 
-def check(model):
+def check(model, *, physical_batch_size=4):
     feed = Feed(
         data=oracles.random_data(),
         record_loss=LOSS,
-        physical_batch_size=4,
+        physical_batch_size=physical_batch_size,
         pad_token_id=0,
         device=torch.device("cpu"),
         autocast=False,
@@ -221,6 +221,7 @@ def test_adapter_without_a_rule_names_lora_as_the_way_out(kind):
     model = get_peft_model(models.tiny_llama(), kind(r=2, target_modules=TARGETS))
     with pytest.raises(ModelError, match=r"no gradient rule.*train adapters of LoRA"):
         check(model)
+    check(model, physical_batch_size=1)  # the other way out
 
 
 @pytest.mark.parametrize("kind", ["lora", "ia3", "tokens"])

@@ -30,7 +30,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from dptune.dpsgd import isolation, selfcheck
+from dptune.dpsgd import chance, isolation, selfcheck
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
@@ -354,11 +354,55 @@ class HashesLongRows(nn.Module):
 def test_draws_that_move_few_rows_by_little_are_refused(monkeypatch):
     model = models.tiny_gpt2()
     model.transformer.ln_f = HashesLongRows(model.transformer.ln_f)
-    for size in (1, 8):
-        with pytest.raises(ModelError, match=r"dropout.*randn in HashesLongRows"):
-            check(model, **causal(physical_batch_size=size))
-    monkeypatch.setattr(selfcheck, "_SAME_LOSS_DRAWN", selfcheck._SAME_LOSS)
+    with pytest.raises(ModelError, match=r"dropout.*randn in HashesLongRows"):
+        check(model, **causal())
+    monkeypatch.setattr(chance, "_SAME_LOSS_DRAWN", chance._SAME_LOSS)
     check(model, **causal())  # the twin that looks as for other kernels lets it pass
+
+
+class Scaled(nn.Module):
+    """Scales a row by what is drawn for it; keeps that for rows that follow, or not."""
+
+    def __init__(self, inner, draw, *, keeps=False):
+        super().__init__()
+        self.inner, self.draw, self.keeps, self.kept = inner, draw, keeps, None
+
+    def forward(self, x):
+        if self.kept is None or not self.keeps:
+            self.kept = self.draw()
+        return self.inner(x) * (0.5 + self.kept)
+
+
+def scaled(draw, **options):
+    model = models.tiny_gpt2()
+    model.transformer.ln_f = Scaled(model.transformer.ln_f, draw, **options)
+    return model
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), lambda: torch.randn(1)])
+def test_row_that_is_alone_may_have_chances_of_its_own(draw):
+    check(scaled(draw), **causal(physical_batch_size=1))
+    with pytest.raises(ModelError, match=r"nothing but dropout.*physical_batch_size"):
+        check(scaled(draw), **causal())
+
+
+def test_row_that_is_alone_may_not_have_chances_of_a_known_seed():
+    known = torch.Generator().manual_seed(0)
+    draws = {
+        "rand": lambda: torch.rand(1, generator=known) < 1e-6,
+        "randn": lambda: torch.randn(1, generator=known),
+        "random": lambda: 1.0 * random.random(),  # noqa: S311 - as models do
+        "uniform": lambda: np.random.uniform(0, 1),  # noqa: NPY002
+    }
+    for name, draw in draws.items():
+        with pytest.raises(ModelError, match=rf"but {name} in .*seeds that a script"):
+            check(scaled(draw), **causal(physical_batch_size=1))
+
+
+def test_chance_that_rows_alone_share_is_refused():
+    model = scaled(lambda: torch.rand(1), keeps=True)
+    with pytest.raises(ModelError, match="whatever came before"):
+        check(model, **causal(physical_batch_size=1))
 
 
 class SharesItsMask(nn.Module):

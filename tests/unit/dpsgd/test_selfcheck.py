@@ -156,6 +156,23 @@ def test_weight_used_behind_its_modules_back_is_refused():
         check(model)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_loss_that_thaws_or_freezes_weights_is_refused(trained):
+    """Of thawed weights the engine knew nothing: a KeyError, or no clip of theirs."""
+
+    class Switching(CausalLoss):
+        def __call__(self, model, batch):
+            model.transformer.h[0].requires_grad_(not trained)
+            return super().__call__(model, batch)
+
+    model = models.tiny_gpt2()
+    model.transformer.h[0].requires_grad_(trained)
+    with pytest.raises(ModelError, match=r"h\.0\..* must stay trained, or frozen"):
+        check(model, Switching(loss_normalizer=4.0))
+    own = model.transformer.h[0].parameters()
+    assert all(p.requires_grad is trained for p in own)
+
+
 def test_rows_in_the_wrong_order_are_refused():
     class Reversed(nn.Module):
         """The sum over rows is right, each single row is not."""

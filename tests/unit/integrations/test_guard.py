@@ -150,6 +150,21 @@ def test_callback_that_steers_the_optimizer_is_refused(script, paid, place, act)
     assert paid() == [4]
 
 
+def weaken_unmarked(state, *, optimizer, **_):
+    for entries in optimizer.state.values():
+        entries["exp_avg"].data.mul_(0.5)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_state_that_a_callback_writes_without_a_mark_is_refused(script, paid, place):
+    trainer = script(parts={"callbacks": [calling(place, weaken_unmarked)]})
+    with pytest.raises(PrivacyError, match="must step by what it began with"):
+        trainer.train()
+    has_acted = place == "on_optimizer_step"  # then it is found before the next act
+    assert trainer.state.global_step == 2 + has_acted
+    assert paid() == [4]
+
+
 def test_twin_that_lets_a_callback_steer_ends_with_other_weights(
     script, paid, monkeypatch
 ):

@@ -8,7 +8,12 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 from datasets import Dataset, concatenate_datasets, interleave_datasets
-from peft import PromptTuningConfig, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import ConcatDataset, Subset
@@ -69,8 +74,10 @@ def refused(script, paid, match, *, error=ConfigError, **changes):
                 "gradient_checkpointing": True,
                 "gradient_checkpointing_kwargs": {"use_reentrant": True},
             },
-            "use_reentrant",
+            "args.gradient_checkpointing_kwargs: must not ask for use_reentrant",
         ),
+        ({"optim": "lion_32bit"}, "can be made here, got lion_32bit: You need"),
+        ({"optim": "galore_adamw"}, "args.optim: must be an optimizer that can be"),
         (
             {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 1}}},
             "gradient_accumulation_kwargs",
@@ -141,6 +148,42 @@ def test_optimizer_that_hooks_gradients_when_it_is_made_is_refused(script, paid)
     with pytest.raises(PrivacyError, match="no hooks on gradients, got 1"):
         trainer.train()
     assert not paid()
+
+
+def test_optimizer_that_a_script_makes_itself_need_not_be_there(script, paid):
+    class Own(DPTrainer):
+        def create_optimizer(self, *_):
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            return self.optimizer
+
+    script(cls=Own, optim="lion_32bit").train()
+    assert sum(paid()) == 15
+
+
+def test_spans_of_answers_name_the_way_out(script, paid):
+    def spans(rows):
+        batch = pad(rows)
+        ends = batch.pop("labels")[:, 0] * 0
+        return batch | {"start_positions": ends, "end_positions": ends + 1}
+
+    refused(script, paid, r"\(QA\), which are not trained.*`loss` of", collator=spans)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers says what is deprecated
+def test_adapters_that_need_another_way_name_it(script, paid):
+    sizes = {"init_r": 2, "target_r": 1, "total_step": 9, "target_modules": ["q_proj"]}
+    adaptive = get_peft_model(models.tiny_llama(), AdaLoraConfig(**sizes))
+    refused(script, paid, "AdaLoRA's: it adds a term.*make_private", model=adaptive)
+
+    def prefixed():
+        config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+        return get_peft_model(models.tiny_llama(), config)
+
+    words = "must be off for prefix tuning.*Turn it off"
+    recomputed = {"gradient_checkpointing": True}
+    refused(script, paid, words, error=ModelError, model=prefixed(), **recomputed)
+    script(model=prefixed()).train()
+    assert sum(paid()) == 15
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "deepspeed_plugin"])
