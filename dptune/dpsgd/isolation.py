@@ -43,12 +43,14 @@ class Probe:
     Args:
         feed: that of the run, with made-up data.
         companies: units of each physical batch, in order.
+        run: the feed of the run.
         compared: units that are also computed alone, in this order: a long one first
             and a short one last.
     """
 
     feed: Feed
     companies: tuple[tuple[int, ...], ...]
+    run: Feed
     compared: tuple[int, ...] = COMPARED
 
     def batch(self, units: tuple[int, ...]) -> PhysicalBatch:
@@ -77,7 +79,7 @@ class Probe:
 
     def with_rows_alone(self, model: nn.Module) -> "Probe":
         """Return units of one row, one at a time."""
-        return make_probe(model, replace(self.feed, physical_batch_size=1))
+        return make_probe(model, replace(self.run, physical_batch_size=1))
 
     def without_autocast(self) -> "Probe":
         """Return the same probe in the precision of the weights."""
@@ -132,7 +134,7 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
         ranks=ALONE,
         in_step=False,
     )
-    return Probe(feed=made_up, companies=tuple(_companies(data, rows)))
+    return Probe(feed=made_up, companies=tuple(_companies(data, rows)), run=feed)
 
 
 def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
@@ -144,6 +146,7 @@ def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
     rows = min(feed.physical_batch_size, _CROWD)
     if rows <= max(map(len, _COMPANIES)):
         return None
+    few = _MOST_ROWS if rows <= 2 * _MOST_ROWS else _MOST_ROWS // 2  # passes of `rows`
     longest = min(_SAME_LENGTH, feed.longest)
     draws = np.random.default_rng(2)  # public constants
     tokens = _tokens(model, feed.pad_token_id)
@@ -159,7 +162,12 @@ def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
         max_tokens=longest,
     )
     return Probe(
-        feed=crowd, companies=(tuple(range(rows)),), compared=(rows - 1, rows // 2, 0)
+        feed=crowd,
+        companies=(tuple(range(rows)),),
+        run=feed,
+        compared=tuple(
+            dict.fromkeys(np.linspace(rows - 1, 0, few, dtype=int).tolist())
+        ),
     )
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.isolation import make_probe, same_length
 from dptune.dpsgd.prechecks import training_mode
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import explained, model_name
-from dptune.dpsgd.untouched import Undropped
+from dptune.dpsgd.untouched import Undropped, scaled
 from dptune.errors import ModelError
 
 _TOLERANCES = {torch.float32: 1e-4}
@@ -26,7 +27,10 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
     A script that asks its model for a loss gets that of `feed` in its place, which is
     cross-entropy, of each row alone. Both are computed of made-up rows, in training
     mode without dropout: side by side, since a loss that compares rows, or weighs
-    classes, shows on no single one.
+    classes, shows on no single one; with the weights as they are and four times as
+    large, since smoothed labels do not show where all tokens are as likely; and of rows
+    whose targets are what the model finds likeliest too, since focal losses do not show
+    where targets are unlikely.
 
     Args:
         model: on its device, and checked: chance moves rows one by one.
@@ -43,30 +47,62 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
     classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
     labels = torch.arange(rows.num_rows, device=rows.input_ids.device) % classes
     rows = replace(rows, labels=labels)
-    given = {
-        "input_ids": rows.input_ids,
-        "attention_mask": rows.attention_mask,
-        "labels": labels if has_classes else rows.input_ids,
-    }
     chances = seed_sequence(RandomStream.MODEL, seed=0)  # the same for both
-    with (
-        torch.no_grad(),
-        training_mode(model),
-        explained(model, "compute a loss", next_step=next_step),
-        Undropped(),
-    ):
-        with scoped_randomness(chances, device=probe.feed.device):
-            output: Any = model(**given)
-        own = output.loss
-        with scoped_randomness(chances, device=probe.feed.device):
-            losses = probe.feed.losses(model, rows)
-    ours = probe.feed.totals(losses, rows).loss
     few = [_TOLERANCES.get(p.dtype, _OF_FEW_BITS) for p in model.parameters()]
-    if own is None or not math.isclose(float(own), ours, rel_tol=max(few)):
-        got = "none" if own is None else "another"
-        what = "its class" if has_classes else "the tokens that come next"
-        raise ModelError(
-            f"{model_name(model)} must return the cross-entropy of {what} as its loss, "
-            f"of each row by itself, got {got}, such as that of masked words or tags: "
-            f"it is what is trained. {next_step}"
-        )
+    with training_mode(model), explained(model, "compute a loss", next_step=next_step):
+        for exponent in (0, 2):
+            with scaled(model, exponent), torch.no_grad(), Undropped():
+                for some in (rows, _likely(model, rows, has_classes=has_classes)):
+                    with scoped_randomness(chances, device=probe.feed.device):
+                        own = _own_loss(model, some, has_classes=has_classes)
+                    with scoped_randomness(chances, device=probe.feed.device):
+                        losses = probe.feed.losses(model, some)
+                    ours = probe.feed.totals(losses, some).loss
+                    if exponent and not math.isfinite(ours):
+                        continue
+                    most = max(few) * max(1.0, abs(ours))
+                    if own is None or not abs(own - ours) <= most:
+                        raise _another(
+                            model, own, has_classes=has_classes, next_step=next_step
+                        )
+
+
+def _own_loss(
+    model: nn.Module, rows: PhysicalBatch, *, has_classes: bool
+) -> float | None:
+    """Return the loss that a model returns, if it does."""
+    output: Any = model(
+        input_ids=rows.input_ids,
+        attention_mask=rows.attention_mask,
+        labels=rows.labels if has_classes else rows.input_ids,
+    )
+    return None if output.loss is None else float(output.loss)
+
+
+def _likely(
+    model: nn.Module, rows: PhysicalBatch, *, has_classes: bool
+) -> PhysicalBatch:
+    """Return rows whose classes, or tokens behind the first, a model finds likeliest.
+
+    Among the tokens of the rows: others may end a text, or stand for an image.
+    """
+    tokens, ids = torch.unique(rows.input_ids), rows.input_ids.clone()
+    output: Any = model(input_ids=ids, attention_mask=rows.attention_mask)
+    if has_classes:
+        return replace(rows, labels=output.logits.argmax(-1))
+    for time in range(1, ids.shape[1]):
+        ids[:, time] = tokens[output.logits[:, time - 1, tokens].argmax(-1)]
+        output = model(input_ids=ids, attention_mask=rows.attention_mask)
+    return replace(rows, input_ids=ids)
+
+
+def _another(
+    model: nn.Module, own: float | None, *, has_classes: bool, next_step: str
+) -> ModelError:
+    """Say that a model returns no loss, or another one than is trained."""
+    what = "its class" if has_classes else "the tokens that come next"
+    return ModelError(
+        f"{model_name(model)} must return the cross-entropy of {what} as its loss, of "
+        f"each row by itself, got {'none' if own is None else 'another'}, such as that "
+        f"of masked words or tags: it is what is trained. {next_step}"
+    )

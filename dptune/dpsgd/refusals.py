@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,13 @@ from torch import nn
 
 from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.gradients import ONE_ROW, PerUnitGradients
-from dptune.dpsgd.isolation import COMPARED, Isolation, Probe
+from dptune.dpsgd.isolation import (
+    COMPARED,
+    Isolation,
+    Probe,
+    crowd_of,
+    make_probe,
+)
 from dptune.dpsgd.untouched import Snapshot
 from dptune.errors import DptuneError, ModelError
 
@@ -182,21 +189,23 @@ def _cure(
     allowed: float,
 ) -> str:
     """Say whether fixed shapes help, or one row at a time."""
+
+    def helps(engine: PerUnitGradients, *probes: Probe | None) -> bool:
+        """Whether nothing is apart in any of them."""
+        for some in filter(None, probes):
+            snapshot.restore()
+            isolation = Isolation(model, engine, some)
+            if not isolation.apart(between=snapshot.restore).distance <= allowed:
+                return False
+        return True
+
+    fixed = replace(probe.run, fixed_shapes=True)
     are_fixed = probe.feed.fixed_shapes
-    if not are_fixed:
-        snapshot.restore()
-        fixed = Isolation(model, engine, probe.with_fixed_shapes()).apart(
-            between=snapshot.restore
-        )
-        if fixed.distance <= allowed:
-            return _ONE_SHAPE
-    snapshot.restore()
-    engine = PerUnitGradients(model, alone=True)
-    alone = Isolation(model, engine, probe.with_rows_alone(model)).apart(
-        between=snapshot.restore
-    )
+    probes = make_probe(model, fixed), crowd_of(model, fixed)
+    if not are_fixed and helps(engine, *probes):
+        return _ONE_SHAPE
     useless = f"Fixed shapes{', which are on,' if are_fixed else ''} do not help"
-    if alone.distance <= allowed:
+    if helps(PerUnitGradients(model, alone=True), probe.with_rows_alone(model)):
         set_it = f"et {ONE_ROW}: every row is then run by itself."
         return f"{useless}: s{set_it}" if are_fixed else f"S{set_it}"
     return f"{useless}: use another model."

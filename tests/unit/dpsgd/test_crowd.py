@@ -73,6 +73,22 @@ def test_many_rows_that_mix_are_refused_with_the_way_out(most, fixed_shapes):
     check(model, **fields, physical_batch_size=5)
 
 
+class AboveTheMedian(CausalLoss):
+    """Keeps the larger half of a batch's losses: rows that only fill it are none."""
+
+    def __call__(self, model, batch):
+        losses = super().__call__(model, batch)
+        return losses * (losses >= losses.detach().median())
+
+
+def test_fixed_shapes_are_no_way_out_where_they_hide_it_from_few_rows():
+    loss = AboveTheMedian(loss_normalizer=4.0)
+    for fixed_shapes in (False, True):
+        with pytest.raises(ModelError, match=r"of its batch.*physical_batch_size to 1"):
+            check(models.tiny_gpt2(), record_loss=loss, fixed_shapes=fixed_shapes)
+    check(models.tiny_gpt2(), record_loss=loss, physical_batch_size=1)
+
+
 class OfRareWords(nn.Module):
     """Reads rare words by a layer of their own, flattened, as adaptive tables do."""
 

@@ -140,6 +140,46 @@ def test_one_row_in_evaluation_shows_none_of_them(monkeypatch):
         check()
 
 
+def targets_of(change):
+    """A loss of logits and targets, on a model whose tokens are all as likely."""
+
+    class OfTargets(Changed):
+        def forward(self, labels=None, **named):
+            output = self.model(**named)
+            if labels is not None:
+                logits = output.logits[:, :-1].transpose(1, 2)
+                output.loss = change(logits, labels[:, 1:])
+            return output
+
+    model = OfTargets(None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0**-10)
+    return model
+
+
+def smoothed(logits, labels, rate=0.01):
+    return functional.cross_entropy(logits, labels, label_smoothing=rate)
+
+
+def focal(logits, labels):
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return (losses + functional.relu((-losses).exp() - 0.5)).mean()
+
+
+@pytest.mark.parametrize("change", [smoothed, focal])
+def test_loss_that_shows_where_tokens_are_likely_is_refused(change):
+    model = targets_of(change)
+    with torch.no_grad():
+        model.model.transformer.ln_f.weight.fill_(1.0)
+        model.model.transformer.wte.weight.normal_(std=0.1)
+    with pytest.raises(ModelError, match="got another"):
+        check_own_loss(model, feed_of(), next_step="Do this.")
+    plain = targets_of(functional.cross_entropy)
+    plain.load_state_dict(model.state_dict())
+    check_own_loss(plain, feed_of(), next_step="Do this.")
+
+
 def test_model_that_takes_no_labels_is_refused():
     class Unlabelled(Changed):
         def forward(self, input_ids, attention_mask, use_cache=False):
