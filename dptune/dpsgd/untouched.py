@@ -62,7 +62,8 @@ class Snapshot:
             f"{name}.{field}" if name else field
             for name, module in self._modules.items()
             for field, value in module.__dict__.items()
-            if _differs(value, *self._fields[name].get(field, (None, None)))
+            if field in self._fields[name]  # which hooks there are is not noted
+            and _differs(value, *self._fields[name][field])
         ]
 
     def switched(self, model: nn.Module) -> list[str]:

@@ -148,6 +148,7 @@ class Notes(Counts):
 
     def forward(self, x):
         self.width, self.seen = x.shape[1], x.detach()
+        self.some_hooks_installed = True  # as transformers notes of its own
         return self.inner(x)
 
 
