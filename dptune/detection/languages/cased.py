@@ -22,6 +22,7 @@ _OF_PEOPLE = frozenset(["PERSON", "ENTITY"])
 _INITIALS_BEFORE = re.compile(r"(?<![\w.])(?:[^\W\d_a-zß-ÿ]\.[ -]?){1,3}$")
 _INITIALS_AFTER = re.compile(r"(?: (?:v\. ?)?[A-ZÀ-ÖØ-ÞŁŚŻŹĆİŞÇĞ]\.){1,3}")
 _ACADEMIC = frozenset(["dr", "prof", "dott", "doç", "ing", "mag", "mgr", "inż"])
+_ELIDED = re.compile(r"(?i:(?<=\s)(?:[dlmn]|(?:d|n|s)[aeu]ll|degl|sant)['’])\Z")
 _CAPITAL_MONTHS = frozenset(["de", "tr"])
 _AND = frozenset(["und", "et", "y", "e", "ed", "en", "i", "oraz", "ve", "ile"])
 _MOST_AFTER_CUE = 4
@@ -254,10 +255,7 @@ def _is_common(tokens: Sequence[_Token], position: int, words: _Words) -> bool:
 def _is_noun(word: str, words: _Words) -> bool:
     """Look a German noun up, in the singular, by its last part or its ending."""
     last = word.rpartition("-")[2]
-    for form in (
-        last,
-        *(last.removesuffix(e) for e in ("n", "en", "e", "s", "es", "er")),
-    ):
+    for form in (last, *(last.removesuffix(e) for e in _NOUN_CASES)):
         if form in words.nouns:
             return True
         if any(form[-n:] in words.nouns for n in range(_LONG_NOUN, len(form) - 1)):
@@ -424,6 +422,7 @@ def _runs(text: str, tokens: Sequence[_Token], words: _Words) -> Iterator[Found]
         gap = text[run[-1].end : token.start] if run else ""
         for other in held:
             gap = gap.replace(text[other.start : other.end], "", 1)
+        gap = _ELIDED.sub("", gap)
         is_near = bool(run) and len(gap) < 6 and not gap.strip(" .&'’-")
         is_near = is_near and not ("." in gap and token.begins)
         is_initial = token.is_capital and len(token.lower) < 2
@@ -474,9 +473,8 @@ def _mark_organizations(text: str, tokens: Sequence[_Token], words: _Words) -> N
                     break
                 found.append(tokens[other])
                 other += step
-        if len(found) > 1:
-            for one in found:
-                one.mark("ORG", 0.6)
+        for one in found if len(found) > 1 else ():
+            one.mark("ORG", 0.6)
 
 
 def _close(text: str, run: Sequence[_Token], orgs: frozenset[str]) -> Found:
@@ -494,6 +492,9 @@ def _close(text: str, run: Sequence[_Token], orgs: frozenset[str]) -> Found:
     if kind in _OF_PEOPLE:
         if before := _INITIALS_BEFORE.search(text, max(0, start - 12), start):
             start = before.start()
+        head = _ELIDED.search(text, max(0, start - 8), start)
+        if head and head.group()[0].isupper() and not run[0].begins:
+            start = head.start()
         if after := _INITIALS_AFTER.match(text, end):
             end = after.end()
     return start, end, kind, strongest.confidence

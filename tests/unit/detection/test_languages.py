@@ -411,3 +411,43 @@ def test_time_grows_with_length_alone(code):
         found.recognize([whole * times])
 
     assert grows_in_proportion(recognize, 2, times=4, slack=3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Le patient est suivi par Mme ⟦Bérengère L'Hostis⟧ depuis hier.",
+        "Le patient, M. ⟦Abdoulaye N'Diaye⟧, a été vu en consultation.",
+        "Le dossier de ⟦Armand d'Estrées⟧ est clos depuis hier soir.",
+        "Nous avons vu hier madame ⟦N'Diaye⟧ et son mari.",
+        "Il signor ⟦Ermenegildo Dall'Aglio⟧ ha tamponato una vettura ferma.",
+        "La polizza è intestata a ⟦Rocco Dell'Orto⟧, che abita qui da noi.",
+        "Die Klägerin wohnt in der ⟦Straße des 17. Juni 135⟧, der Beklagte nicht.",
+        "Zij is verhuisd en wonende ⟦Achter de Kerk 135⟧.",
+        "El demandado vive en el ⟦Jr. Los Olivos 452⟧, según nos dijo ayer.",
+        "Zustellung an das Haus ⟦Am Alten Markt 3, Hinterhaus, 06618 Naumburg⟧.",
+        "⟦Yolotl⟧ dice que no irá mañana al colegio porque está enferma.",
+        "⟦Rose⟧ a dit que le repas était prêt et que tout le monde pouvait venir.",
+        "⟦Socorro⟧ disse que não vai à escola amanhã porque está doente.",
+    ],
+)
+def test_names_and_houses_are_masked_whole(engine, line):
+    before, value, after = re.split("[⟦⟧]", line)
+    found = marked(engine, before + value + after)
+    wanted = {len(before) + i for i, c in enumerate(value) if c.isalnum()}
+    assert wanted <= found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Er wohnt seit Mai 2010 mit seinem Bruder und dessen Katze zusammen.",
+        "Man sagt, dass der Winter dieses Jahr sehr kalt werden soll.",
+        "Niemand fragt, warum der Zug schon wieder zu spät gekommen ist.",
+        "Elle dit que le repas est prêt et que tout le monde peut venir.",
+        "Nadie dijo que la reunión se había aplazado hasta la próxima semana.",
+        "Iemand zei dat de vergadering is uitgesteld tot volgende week.",
+    ],
+)
+def test_who_is_nobody_and_how_long_stays(engine, text):
+    assert len(marked(engine, text)) <= len("Mai 2010")
