@@ -7,6 +7,7 @@ output_dir/privacy/
 ├── ledger.jsonl        the journal: blocks of steps, each before its noise
 ├── running.lock        held by the process that trains here
 ├── attempts/           one empty file per process start
+├── paid.json           where the budget store's log ended when it paid last
 ├── budget.json         what all runs on the data set have spent, where it has a budget
 ├── certificate.json    what is guaranteed, after training
 └── CARD.md             the same for people
@@ -59,6 +60,7 @@ from dptune.results import (
     ValidationReport,
 )
 from dptune.stages import StagePlan
+from dptune.workflow.attempts import refuse_lost_store
 from dptune.workflow.budget import (
     hold,
     planned_costs,
@@ -66,7 +68,7 @@ from dptune.workflow.budget import (
     settle_budget,
     spender,
 )
-from dptune.workflow.charging import Spend, stage_entry
+from dptune.workflow.charging import Spend, pay, stage_entry
 from dptune.workflow.naming import records_digest
 from dptune.workflow.respelled import as_known
 
@@ -74,6 +76,10 @@ NOTE: Final = "privacy.json"
 _CERTIFICATE: Final = "certificate.json"
 _CARD: Final = "CARD.md"
 _NOTED: Final = ("digest", "num_units")
+_STAYS_SPENT: Final = (
+    "If it is lost for good, what was spent stays spent: grant so much less, and "
+    "choose another output_dir."
+)
 _ADD_UP: Final = (
     "Train for all steps at once, resume in the output_dir of that training, begin "
     "with the model as it was before, or charge both to one ScriptBudget."
@@ -382,11 +388,9 @@ class ScriptRun:
                 num_steps=num_steps,
                 fixed_seed=self.privacy.seed is not None,
             )
-            if spend is not None:
-                spend(entry)
+            pay(entry, journal, spend)
             for name in (_CERTIFICATE, _CARD):  # of a training that was stopped before
                 (self.folder / name).unlink(missing_ok=True)
-            journal.charge(entry)
             learning.note()
 
         return charge
@@ -418,7 +422,8 @@ class ScriptRun:
         )
 
     def _reserve(self, budget: ScriptBudget) -> BudgetReservation:
-        """Hold the cost of the whole training."""
+        """Hold the cost of the whole training, in a store that knows what it paid."""
+        refuse_lost_store(budget.url, runs=self.folder.parent, way_out=_STAYS_SPENT)
         texts = records_digest(self.rows.records, key=budget.key)
         return hold(budget.url, self._request(budget), texts=texts)
 

@@ -3,8 +3,10 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import astuple
 from pathlib import Path
+from typing import Final
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.store.attempts import (
@@ -155,23 +157,36 @@ def missing_from(store: BudgetStore | None, *, runs: Path) -> str | None:
     return None
 
 
-def refuse_lost_store(store: BudgetStore | None, *, runs: Path) -> None:
+_ADMIT: Final = (
+    "If it is lost for good, reserve again what was spent and run `dptune budget "
+    "admit-loss --reason ...`."
+)
+
+
+def refuse_lost_store(url: str, *, runs: Path, way_out: str = _ADMIT) -> None:
     """Refuse to spend from a store that does not know what was spent.
+
+    Args:
+        url: of the store.
+        runs: see `missing_from`.
+        way_out: what to do where the store is lost for good.
 
     Raises:
         ArtifactError: journals hold charges that it does not.
     """
-    if problem := missing_from(store, runs=runs):
-        raise lost_store(problem)
+    store = BudgetStore.find(url)
+    with store or nullcontext():
+        problem = missing_from(store, runs=runs)
+    if problem:
+        raise lost_store(problem, way_out=way_out)
 
 
-def lost_store(problem: str) -> ArtifactError:
+def lost_store(problem: str, *, way_out: str = _ADMIT) -> ArtifactError:
     """Say that a store is not the one that earlier runs were paid from."""
     return ArtifactError(
         f"the budget store must hold what earlier runs spent; {problem}: it was "
         "deleted, restored from an older copy, or DPTUNE_BUDGET_URL names another. "
-        "Restore it (docs/OPERATIONS.md, Backup). If it is lost for good, reserve "
-        "again what was spent and run `dptune budget admit-loss --reason ...`."
+        f"Restore it (docs/OPERATIONS.md, Backup). {way_out}"
     )
 
 

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Self, TypeVar
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.reservations import KEY_BYTES
-from dptune.accounting.store.store import BudgetStore
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
@@ -62,11 +60,8 @@ class BudgetPlace:
         Raises:
             ArtifactError: it was deleted, exchanged or restored from an older copy.
         """
-        if self.runs is None or not self.runs.is_dir():
-            return
-        store = BudgetStore.find(self.url)
-        with store or nullcontext():
-            refuse_lost_store(store, runs=self.runs)
+        if self.runs is not None and self.runs.is_dir():
+            refuse_lost_store(self.url, runs=self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -286,6 +286,26 @@ def test_start_that_was_killed_before_it_paid_is_taken_up(script, paid, tmp_path
     assert not run.is_open
 
 
+@pytest.mark.parametrize("by", ["this training", "another"])
+def test_a_store_set_back_to_an_older_copy_is_refused(script, tmp_path, by):
+    budget, kept = make_budget(tmp_path, 90), tmp_path / "kept"
+    kept.mkdir()
+    for part in tmp_path.glob("budget.db*"):
+        shutil.copy(part, kept)
+    with pytest.raises(Killed):
+        script(budget=budget, parts={"callbacks": [KillAtEnd()]}).train()
+    for part in tmp_path.glob("budget.db*"):
+        part.unlink()
+    for part in kept.iterdir():
+        shutil.copy(part, tmp_path)
+    if by == "another":  # pays for equal blocks
+        script(budget=budget, folder="other").train()
+    with pytest.raises(ArtifactError, match=r"older copy.*another\noutput_dir|older"):
+        script(budget=budget).train(resume_from_checkpoint=True)
+    before = history(BudgetStore.open(budget.url), data_set="notes")
+    assert len(before) == (by == "another")
+
+
 def test_ledger_of_before_the_checkpoint_is_refused(script, tmp_path):
     with pytest.raises(Killed):
         script(parts={"callbacks": [KillAt(7)]}).train()
