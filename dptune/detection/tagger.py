@@ -234,6 +234,9 @@ _PART = re.compile(r"[A-Z][a-z]+|[A-Z]+(?![a-z])|[a-z]+")
 _INITIAL = re.compile(r"(?<!\w)[^\W\d_a-z]\. $")
 _AFTER_INITIAL = re.compile(r"\. (?:[^\W\d_a-z]\. ){0,2}([^\W\d_a-z][^\W\d_]{1,30})")
 _NAMES = w.GIVEN_NAME | w.PERSONAL
+_UNIT_BEHIND = re.compile(
+    r"\d ?(?:[kM]N|Nm|mA|[mkM]V|[kM]W|[kMG]Hz|[kM]?Pa|kWh|dB|IU|ppm|rpm|µ[glm]|m?mol)\Z"
+)
 _FIRST_LETTER = re.compile(r"[^\W\d_]")
 _CARELESS = re.compile(
     r"[.!?…]['\"”’)]?[ \n]{1,2}(?:(?![\w&]{1,3}\.)[a-z])|\bi\b(?!\.)"
@@ -312,6 +315,11 @@ class TaggerRecognizer:
         is_low = self._tier is Tier.LOW_ENTITY
         doubted, seen, keeps_case = [], set(), _keeps_case(text)
         for position, (word, row) in enumerate(zip(words, scores, strict=True)):
+            if not keeps_all and _UNIT_BEHIND.search(
+                text, max(0, word.start - 2), word.end
+            ):
+                word.entity_type = ""
+                continue
             score = row[0]
             limit = limits[_limit_to_add(word, keeps_case=keeps_case)]
             is_seen = score >= limit and not _is_label(word)

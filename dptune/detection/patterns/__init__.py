@@ -62,6 +62,13 @@ _UNIT = (
     "ms|bytes|[kmg]i?b|rpm|px|dpi|[km]?hz|epochs|iterations|tokens|k?m|kg|lbs?|feet|ft"
     "|miles|met(?:re|er)s|mah|kwh|psi|lux|volts?|watts?|ohms?"
 )
+_THING = (
+    "parts?|model|modell|modelo|modèle|modello|sku|gasket|teilenummer|artikelnummer"
+)
+_CODE_OF_THING = (
+    r"(?<![\w@.-])(?=[\d-]{0,8}[a-z]|\d{4}-\d\d\b)[a-z]{0,3}-?\d{1,6}[a-z]{0,2}"
+    r"(?:-\d{1,4}[a-z]?){0,2}(?![\w-])"
+)
 _AMOUNT = r"(?!\d{9})\d(?:[\d,.']| (?=\d{3}(?!\d))){0,24}"
 _PUBLIC_NUMBER = re.compile(
     r"(?:(?=[\d$£€¥₹₩₽])|\b(?=[a-z]))"  # what each of the following begins with
@@ -69,6 +76,9 @@ _PUBLIC_NUMBER = re.compile(
     rf"|\b(?:v|ver|version|release|firmware|build|section|chapter|rfc|iso|{_PRODUCT})"
     r"\.?[:=]?\s{0,2}\d{1,6}(?:[.-]\d{1,6}){0,4}"
     r"(?:[.-]?(?:rc|alpha|beta|dev|post)\.?\d{0,4})?(?!\w)"
+    rf"|\b(?:{_THING})(?: (?:no|number|nr|code)\b\.?)?[:#]?\s{{1,2}}"
+    rf"(?:{_CODE_OF_THING})"
+    rf"|(?:{_CODE_OF_THING})(?=\s(?:series|models?|cartridges?|bearings?)\b)"
     r"|(?<![\w.])\d{1,4}(?:\.\d{1,5}){2,4}(?=\s(?:(?:is|was|has been)\s)?"
     r"(?:released?|update|build|beta|final)\b)"
     rf"|(?:[$£€¥₹₩₽]|\b(?:{_CURRENCY}|rs|price|costs?)\b[:.]?)\s?{_AMOUNT}\d(?!\w)"

@@ -251,3 +251,10 @@ def test_rule_with_an_unknown_name_is_refused(row):
     whole = {"entity_type": "ID", "pattern": "a", "citation": "b", "confidence": 0.5}
     with pytest.raises((KeyError, TypeError)):
         rules._rule(whole | row, {})
+
+
+def test_name_of_an_account_behind_part_is_no_code_of_a_thing():
+    (spans,) = PatternRecognizer(tier=Tier.LOW_ENTITY).recognize(
+        ["Part james85421 left"]
+    )
+    assert any(s.start == 5 and s.end == 15 for s in spans)

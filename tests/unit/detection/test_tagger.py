@@ -126,6 +126,35 @@ def test_small_words_stay_where_capitals_are_kept(text):
     assert LOW.detect([text]) == [()]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tighten the nut with 9.5 Nm and the cap with 11 Nm.",
+        "The pump draws 638 mA and needs 90 kPa.",
+        "The gasket AX-2207 fits the model GK-118.",
+    ],
+)
+def test_units_and_codes_of_things_stay(text):
+    (spans,) = LOW.detect([text])
+    found = " ".join(text[s.start : s.end] for s in spans)
+    assert not any(word in found for word in ("Nm", "mA", "kPa", "2207", "118"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I live at 5 N, ask for Chidi.",
+        "He took part, 0161 496 0118 is his number.",
+        "She is a model, badge AX-220714 on her shirt.",
+    ],
+)
+def test_values_beside_things_are_found(text):
+    (spans,) = LOW.detect([text])
+    found = " ".join(text[s.start : s.end] for s in spans)
+    values = ("Chidi", "0161 496 0118", "220714")
+    assert any(value in found for value in values)
+
+
 def test_twin_that_takes_every_text_for_careless_masks_them(monkeypatch):
     monkeypatch.setattr(tagger, "_keeps_case", lambda text: False)
     texts = gold.clean_text("others")
