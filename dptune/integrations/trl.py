@@ -23,7 +23,7 @@ from dptune.data.collated import preference_problems
 from dptune.errors import ConfigError, DependencyError
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.private_training import PrivateTraining
-from dptune.models.chat import without_today
+from dptune.models.chat_dates import without_today
 
 try:
     from trl import SFTTrainer  # type: ignore[attr-defined]

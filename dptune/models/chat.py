@@ -24,7 +24,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property, partial
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -39,12 +38,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from dptune.conversation import Turn, turns_of
 from dptune.errors import ModelError
+from dptune.models.chat_dates import asks_for_today, without_today
 from dptune.models.chat_layout import (
     Canvas,
     Kept,
     Rendered,
     behind_prompt,
     kept_contents,
+    num_alike,
     reached,
     touched,
 )
@@ -75,11 +76,6 @@ _Bools = NDArray[np.bool_]
 
 _OPEN, _CLOSE = "\ufdd4", "\ufdd5"
 _NAME = re.compile(f"{_OPEN}[0-9]+{_CLOSE}")
-_A_DAY: Final = date(2024, 7, 26)
-"""What templates are told that ask for the date, so that tokens do not change."""
-
-_TODAY = re.compile(r"strftime_now\s*\(\s*('[^']*'|\"[^\"]*\")\s*\)")
-_OTHER_DAY = re.compile(r"strftime_now(?!\s+is\b)")
 _LOOKS_LIKE_MARKER = re.compile(r"[<\[]\W*\w[^<>\[\]]*[>\]]")
 _BYTES: Final = ByteLevel(add_prefix_space=False, use_regex=False)
 _MOST_PARTS: Final = 1024
@@ -100,7 +96,6 @@ _NO_TEMPLATE = (
     "model that was made for chats (its name often ends in Instruct), or train on "
     "text_column."
 )
-
 _OTHER_TOKENS = (
     "the tokenizer must read a conversation alike whether or not contents could spell "
     "its special tokens, but does not: its normalizer changes what stands beside them. "
@@ -169,7 +164,7 @@ class ChatFormat:
         except ValueError as error:  # several, and none is the usual one
             raise ModelError(_NO_TEMPLATE) from error
         self.template = without_today(template)
-        if _OTHER_DAY.search(self.template):
+        if asks_for_today(self.template):
             raise ModelError(
                 "the chat template must ask for today's date by strftime_now with a "
                 "format in quotes, where another day can be put in, or no two runs see "
@@ -303,7 +298,12 @@ class ChatFormat:
                 "with the thinking of earlier turns and with empty messages: take them "
                 "out, or choose another model."
             )
-        canvas, placed = Canvas(), placed_parts(parts, order)
+        calling = {  # what is written where nothing follows a call
+            message.owner: self._written(shape[: number + 1], tools)
+            for number, message in enumerate(messages)
+            if message.calls
+        }
+        canvas, placed = Canvas(), placed_parts(parts, order, calling)
         canvas.add(self._renamed(literals[0]))
         for at, (number, part_kept) in enumerate(zip(order, kept, strict=True)):
             (message, part), canvas.owner = placed[at], placed[at][0].owner
@@ -317,8 +317,9 @@ class ChatFormat:
                 break
             after = self._renamed(literals[at + 1])
             goes_on = not is_last and placed[at + 1][0] is message
-            num_own = len(after) if goes_on else self._end_of(message, after)
-            canvas.add(after, num_own=num_own, is_learnt=message.learnt)
+            alone = calling[message.owner][0] if message.calls else ()
+            end = len(after) if goes_on else self._end_of(message, after, alone)
+            canvas.add(after, num_own=end, is_learnt=message.learnt)
         whole = not open_ended and not any(
             MASK in part.content or self._control.search(one)
             for (_, part), (one, _) in zip(parts, said, strict=True)
@@ -341,12 +342,17 @@ class ChatFormat:
         )
         return fill_objects(real, lambda number: said[number]) or ""
 
-    def _end_of(self, message: Message, after: str) -> int:
-        """How much of what stands behind a message ends it, renamed."""
+    def _end_of(self, message: Message, after: str, alone: Sequence[str]) -> int:
+        """How much of what stands behind a message ends it, renamed.
+
+        Markers of a call end no turn: where none does that ends one, the last that is
+        written before anything answers the call.
+        """
         ends = list(_NAME.finditer(after))
-        if message.calls:  # the markers of a call end no turn
+        if message.calls:
             stops = [end for end in ends if int(end.group()[1:-1]) in self.stops]
-            ends = stops or ends
+            alike = num_alike(after, self._renamed(alone[-1]))
+            ends = stops or [e for e in ends if e.end() <= alike][-1:] or ends
         if ends:
             first = ends[0].end()
             is_eos = ends[0].group() == self._eos
@@ -481,11 +487,6 @@ class ChatFormat:
 
     def _name_of(self, found: re.Match[str]) -> str:
         return self._names[found.group()]
-
-
-def without_today(template: str) -> str:
-    """Write what a chat template asks for of today as it was on one day."""
-    return _TODAY.sub(lambda call: repr(_A_DAY.strftime(call[1][1:-1])), template)
 
 
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (

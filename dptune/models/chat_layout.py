@@ -192,9 +192,13 @@ def behind_prompt(
         return written[written.rindex(prompt) + len(prompt) :]
     if marker is None or (found := written.rfind(marker.group())) < 0:
         return None
-    pairs = zip(written[found:], prompt, strict=False)
-    apart = next((at for at, (a, b) in enumerate(pairs) if a != b), len(prompt))
-    return written[found + apart :]
+    return written[found + num_alike(written[found:], prompt) :]
+
+
+def num_alike(one: str, other: str) -> int:
+    """Count the code points with which two texts begin alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def touched(offsets: NDArray[np.int64], marks: _Bools) -> _Bools:

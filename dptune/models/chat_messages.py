@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -234,20 +234,29 @@ def all_written(shape: Shape, order: Sequence[int], *, first: int) -> bool:
 
 
 def placed_parts(
-    parts: Sequence[tuple[Message, Turn]], order: Sequence[int]
+    parts: Sequence[tuple[Message, Turn]],
+    order: Sequence[int],
+    calling: Mapping[int, tuple[Sequence[str], Sequence[int]]],
 ) -> list[tuple[Message, Turn]]:
     """Return what is written in its order, and the message that each is of.
 
     Results of tools may repeat the name of the function that was called: it is nobody's
     there, and not learnt.
+
+    Args:
+        parts: of messages.
+        order: in which a template writes them.
+        calling: what is written up to each message with calls, by its owner: literals,
+            and the order of parts.
     """
-    found, seen = list[tuple[Message, Turn]](), set[int]()
+    found, seen = list[tuple[Message, Turn]](), Counter[int]()
     for number in order:
         message, part = parts[number]
-        if number in seen:
+        seen[number] += 1
+        own = calling[message.owner][1].count(number) if message.calls else 1
+        if seen[number] > own:
             message = Message(role="tool", owner=-1)
             part = replace(part, trained=False)
-        seen.add(number)
         found.append((message, part))
     return found
 
