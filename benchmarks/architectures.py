@@ -309,7 +309,8 @@ def run(case: Case, *, longest: int) -> dict[str, Any]:
             feed = replace(feed, fixed_shapes=True)
             outcome = "trained with fixed shapes"
         elif "physical_batch_size to 1" in reasons[-1]:
-            feed = replace(feed, physical_batch_size=1, fixed_shapes=False)
+            short = any("without padding" in reason for reason in reasons)
+            feed = replace(feed, physical_batch_size=1, fixed_shapes=short)
             outcome = "trained row by row"
         else:
             return result | _done(started, "refused", " THEN ".join(reasons))

@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from dptune.dpsgd.isolation import COMPARED, Probe
+from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import explained, model_name
 from dptune.errors import ModelError
 
@@ -153,10 +154,17 @@ def _trained_adapters(layer: BaseTunerLayer) -> set[str]:
 def _without_gradient(
     model: nn.Module, probe: Probe, weights: dict[str, nn.Parameter]
 ) -> set[str]:
-    """Name weights that no loss of the longest made-up row depends on."""
+    """Name weights that no loss of the longest made-up row depends on.
+
+    Chances are the same each time: a layer that is left out is so for both kinds.
+    """
     if not weights:
         return set()
-    with explained(model, "be differentiated"):
+    chances = seed_sequence(RandomStream.MODEL, seed=0)
+    with (
+        explained(model, "be differentiated"),
+        scoped_randomness(chances, device=probe.feed.device),
+    ):
         loss = probe.feed.losses(model, probe.batch((COMPARED[0],))).sum()
         if not loss.requires_grad:
             return set(weights)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dptune.errors import ModelError
 
@@ -19,8 +20,15 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return trainable parameters by name; tied ones once, under their first name.
 
     Raises:
-        ModelError: there is none, or one is not float32.
+        ModelError: there is none, one is not float32, or a weight is not there yet.
     """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ModelError(
+                f"{name} must have values, got a place for some. Load the model whole, "
+                "without a device_map that leaves layers on disk; a lazy module gets "
+                "its shape by one call of the model, on any rows."
+            )
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ModelError(

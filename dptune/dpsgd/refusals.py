@@ -22,7 +22,7 @@ from dptune.errors import DptuneError, ModelError
 
 _LONGEST_MESSAGE = 300
 _SHORT = COMPARED[-1]
-_ONE_SHAPE = (
+ONE_SHAPE = (
     "Set fixed_shapes to true, performance.fixed_shapes in a configuration: every "
     "batch is then padded to max_tokens, a public length."
 )
@@ -86,7 +86,7 @@ def explained(
             raise ModelError(
                 f"{model_name(model)} cannot compute a row of {short.length(_SHORT)} "
                 "tokens without padding, and any record may be as short. "
-                f"{_ONE_SHAPE}"
+                f"{ONE_SHAPE}"
             ) from error
         if short is not None and _needs_ends(model, short):
             raise ModelError(
@@ -203,7 +203,7 @@ def _cure(
     are_fixed = probe.feed.fixed_shapes
     probes = make_probe(model, fixed), crowd_of(model, fixed)
     if not are_fixed and helps(engine, *probes):
-        return _ONE_SHAPE
+        return ONE_SHAPE
     useless = f"Fixed shapes{', which are on,' if are_fixed else ''} do not help"
     if helps(PerUnitGradients(model, alone=True), probe.with_rows_alone(model)):
         set_it = f"et {ONE_ROW}: every row is then run by itself."

@@ -36,6 +36,7 @@ from dptune.dpsgd.isolation import (
 )
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import (
+    ONE_SHAPE,
     company_error,
     explained,
     model_name,
@@ -59,6 +60,7 @@ _MOST_ROUNDING = 1e-4
 _MOST_ROUNDING_SCALED = 1e-3
 _EXPONENTS = (2, 1)
 
+_AS_SHORT = f"Any record may be as short. {ONE_SHAPE}"
 _ALONE = "Train adapters, or use another model."
 _SIDE_BY_SIDE = f"Set {ONE_ROW}: every row is then run by itself."
 
@@ -74,8 +76,8 @@ def check_model(
     With the run's loss, precision, padding, attention, adapters, checkpointing and
     training mode, on the run's device:
 
-    1. One row, also of `max_tokens`, and rows of unequal length can be computed, and
-        no rotary frequencies go by the longest row of a batch.
+    1. One row, of one token as of `max_tokens`, and rows of unequal length can be
+        computed, and no rotary frequencies go by the longest row of a batch.
     2. Chance acts on each row by itself: beside dropout nothing that is drawn moves a
         loss, and no dropout has one mask for several rows. A layer that is left out for
         a whole batch is no such thing: who shares the coin depends on who is there.
@@ -180,6 +182,11 @@ def _check_rows(model: nn.Module, probe: Probe, *, longest: int) -> None:
             first = probe.batch((COMPARED[-1],))
             probe.feed.losses(model, first)
         shapes = {first.input_ids.shape}
+        for few in () if probe.feed.fixed_shapes else (1, 2):
+            batch = same_length(probe, num_rows=1, num_tokens=few)
+            without = f"compute a row of {few} tokens without padding"
+            with explained(model, without, next_step=_AS_SHORT):
+                probe.feed.losses(model, batch)
         long = f"compute a row of {probe.feed.longest} tokens"
         together = "compute rows of unequal length together"
         others = ((long, (COMPARED[0],)), *((together, c) for c in probe.companies))

@@ -250,6 +250,7 @@ def _in_shapes(examination: Examination) -> Examined:
     attempts = [examination.with_performance(physical_batch_size=1)]
     if not first.fixed_shapes:
         attempts.insert(0, examination.with_performance(fixed_shapes=True))
+        attempts.append(attempts[0].with_performance(physical_batch_size=1))
     for attempt in attempts:
         if found.can or found.need is not None or found.distance is not None:
             return found  # what is short of memory, or not exact, is not tried again

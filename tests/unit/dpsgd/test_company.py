@@ -122,7 +122,10 @@ def causal(**changes):
 @pytest.mark.parametrize("name", LEAKY)
 def test_model_whose_padding_reaches_a_loss_is_refused_before_a_charge(name):
     charges = []
-    with pytest.raises(ModelError, match=r"padding must not.*fixed_shapes to true"):
+    stops = (
+        "row of 1 tokens without padding" if name == "canine" else "padding must not"
+    )
+    with pytest.raises(ModelError, match=f"{stops}.*fixed_shapes to true"):
         train_stage(
             leaky(name),
             data(3, 60, 20),
@@ -279,7 +282,10 @@ SOUND = {
     "modernbert": lambda: (build(ModernBertConfig(**FIELDS)), {}),
     "deberta": lambda: (build(DebertaV2Config(**FIELDS)), {}),
     "t5_encoder": lambda: (T5Classifier(T5Config(**T5)), {}),
-    "canine_alone": lambda: (leaky("canine"), {"physical_batch_size": 1}),
+    "canine_alone": lambda: (
+        leaky("canine"),
+        {"physical_batch_size": 1, "fixed_shapes": True},  # stopped by short rows
+    ),
 }
 
 

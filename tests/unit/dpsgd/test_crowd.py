@@ -201,3 +201,25 @@ def test_one_row_at_a_time_is_named_where_it_helps_and_nowhere_else():
     with pytest.raises(ModelError, match=r"be differentiated.*physical_batch_size to"):
         check(model)
     check(model, physical_batch_size=1)
+
+
+class TwoAtLeast(nn.Module):
+    """Compares neighbours: a row of one token has none."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 0 * x.diff(dim=1).amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_row_of_one_token_that_stops_a_model_is_refused_with_the_way_out(size):
+    model = models.tiny_gpt2()
+    model.transformer.ln_f = TwoAtLeast(model.transformer.ln_f)
+    with pytest.raises(
+        ModelError, match=r"a row of 1 tokens.*Set fixed_shapes to true"
+    ):
+        check(model, physical_batch_size=size)
+    check(model, physical_batch_size=1, fixed_shapes=True)

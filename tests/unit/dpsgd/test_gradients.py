@@ -280,6 +280,8 @@ def test_unknown_parameter_is_refused_by_name():
         (nn.Embedding(3, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
         (nn.Linear(2, 2).double(), "float32"),
         (nn.Linear(2, 2).requires_grad_(False), "trainable"),
+        (nn.LazyLinear(2), "weight must have values.*lazy"),
+        (nn.Linear(2, 2, device="meta"), "weight must have values.*device_map"),
     ],
 )
 def test_unsafe_model_is_refused(model, message):
