@@ -267,15 +267,17 @@ def _hub_source(model: str) -> HubSource:
     """Take the name of a model for a hub id, if it can be one.
 
     Raises:
-        ConfigError: it is a file, or no id.
+        ConfigError: it is a file, or no id, or seems to lie in a folder that is here.
     """
+    here, is_here = Path(model).parent, Path(model).exists()
+    is_lost = here != Path() and here.is_dir() and not is_here
     wanted = Problem(
         path="MODEL",
         message="must be a model's folder, a hub id or a configuration (.yaml), got "
         f"{model!r}.",
-        next_step="Check the path.",
+        next_step=f"{here}/ holds no such folder." if is_lost else "Check the path.",
     )
-    if Path(model).exists():
+    if is_lost or is_here:
         raise ConfigError([wanted])
     try:
         return validate(HubSource, {"kind": "hub", "id": model})

@@ -338,13 +338,16 @@ def test_damaged_folder_is_refused_in_words(damage, says, llama, run_cli):
     run_cli("doctor", llama).assert_refused(says)
 
 
-def test_what_is_no_model_is_refused(run_cli, tmp_path):
+def test_what_is_no_model_is_refused(run_cli, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("hello")
     run_cli("doctor", tmp_path / "notes.txt").assert_refused("must be a model's folder")
     run_cli("doctor", tmp_path / "absent").assert_refused("must be a model's folder")
     run_cli("doctor", tmp_path / "a.yaml").assert_refused("must be an existing file")
     run_cli("doctor", "").assert_refused("must be a model's folder")
     run_cli("doctor", "nobody/has-this").assert_refused("not in the local cache")
+    (tmp_path / "nobody").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run_cli("doctor", "nobody/has-this").assert_refused("nobody/ holds no such folder")
 
 
 def test_model_that_cannot_fit_is_refused_before_it_is_loaded(
