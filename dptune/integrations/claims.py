@@ -1,4 +1,4 @@
-"""Which trainings pay and end here: what loggers and steps may say a claim of.
+"""Which trainings pay and end here, and by what: what may be said a claim of.
 
 A logger that is told of training by another library sees arguments and state, not who
 trains. It asks here, so that no claim of an earlier training is said of a later one.
@@ -11,6 +11,8 @@ from typing import Protocol
 
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
+from dptune.errors import PrivacyError
+from dptune.workflow.charging import PAID
 
 
 class PayingRun(Protocol):
@@ -32,6 +34,36 @@ class PayingRun(Protocol):
 
 _PAYING: ContextVar[PayingRun | None] = ContextVar("paying", default=None)
 _ISSUED: ContextVar[list[Certificate] | None] = ContextVar("issued", default=None)
+
+
+def check_payer(journal: LedgerJournal, *, budget: object, has_ended: bool) -> None:
+    """Refuse to go on with a budget that did not pay before, or without one that did.
+
+    The budget would count a part of what the model has learnt, or not the rest.
+
+    Args:
+        journal: of the training.
+        budget: that would pay for what follows; None where none would.
+        has_ended: nothing follows: it is asked what it was.
+
+    Raises:
+        PrivacyError: it is so.
+    """
+    has_paid = journal.path.with_name(PAID).exists()
+    if not journal.read().entries or (budget is not None) == has_paid:
+        return
+    if budget is not None:
+        raise PrivacyError(
+            "budget must be None, or pay from the first block on: those that this "
+            "training has drawn were charged to none, so that the data set's budget "
+            "would count the others alone. Go on without it, or start with the model "
+            "as it was before in another output_dir."
+        )
+    if not has_ended:
+        raise PrivacyError(
+            "budget must be given: it has paid for this training until now, and would "
+            "not count what follows. Pass the same ScriptBudget."
+        )
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from dptune.errors import ArtifactError, PrivacyError
 from dptune.files import alone_in, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
-from dptune.integrations.claims import paying
+from dptune.integrations.claims import check_payer, paying
 from dptune.integrations.rows import UnitRows
 from dptune.integrations.script_plan import RECIPE, recipe_of
 from dptune.models.merging import base_digest
@@ -242,6 +242,7 @@ class ScriptRun:
         if checkpoint is None and not started and not self.journal.read().entries:
             known = {}  # another start that was refused, or stopped before it paid
         self._check_folder(known, resumes=checkpoint is not None)
+        check_payer(self.journal, budget=self.budget, has_ended=self.has_ended)
         if checkpoint is not None:
             note = _read(checkpoint / NOTE, "run", "num_entries", "paid")
             self._check_checkpoint(known, note)

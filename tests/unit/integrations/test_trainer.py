@@ -286,6 +286,27 @@ def test_start_that_was_killed_before_it_paid_is_taken_up(script, paid, tmp_path
     assert not run.is_open
 
 
+def test_training_goes_on_with_the_budget_that_it_began_with(script, paid, tmp_path):
+    """Else a data set's budget counts a part of what its model has learnt."""
+    budget = make_budget(tmp_path, 90)
+    cut = {"parts": {"callbacks": [KillAt(7)]}}
+    others = {"none": (None, budget, "must be None"), "kept": (budget, None, "given")}
+    for folder, (first, then, words) in others.items():
+        with pytest.raises(Killed):
+            script(folder=folder, budget=first, **cut).train()
+        before = paid(folder)
+        for resumes in (True, False):
+            with pytest.raises(PrivacyError, match=words):
+                script(folder=folder, budget=then).train(resume_from_checkpoint=resumes)
+        assert paid(folder) == before
+        script(folder=folder, budget=first).train(resume_from_checkpoint=True)
+    (run,) = history(BudgetStore.open(budget.url), data_set="notes")
+    assert run.spent.count(Notion.RECORD) == sum(paid("kept"))
+    trainer = script(folder="kept")  # what has ended pays for nothing
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.certificate is not None
+
+
 @pytest.mark.parametrize("by", ["this training", "another"])
 def test_a_store_set_back_to_an_older_copy_is_refused(script, tmp_path, by):
     budget, kept = make_budget(tmp_path, 90), tmp_path / "kept"
