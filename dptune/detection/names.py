@@ -16,7 +16,8 @@ TOKEN = re.compile(
 )
 _INTRODUCTION = re.compile(
     r"\b(?:name(?: is|'s|’s|\s?:)|names?\s(?:are)|pulled up for|this is|i am|i'm|i’m"
-    r"|speaking with|regards,|sincerely,|dear|call me|signed,?)\s{0,3}",
+    r"|speaking with|regards,|sincerely,|dear|call me|signed,?|asks? for|c/o|attn:?"
+    r"|fao:?)\s{0,3}",
     re.IGNORECASE,
 )
 _IS_CERTAIN = re.compile(r"name|pulled|call me", re.IGNORECASE)

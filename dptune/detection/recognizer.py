@@ -4,6 +4,7 @@ Filters take marks back before they are united; no list may take a firm one back
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dptune.errors import DependencyError
-from dptune.text import Span
+from dptune.text import MASK, Span
 
 
 class Tier(StrEnum):
@@ -106,6 +107,11 @@ HIGH_ENTITY_TYPES = LOW_ENTITY_TYPES | frozenset(
         "CARDINAL",
     ]
 )
+
+PLACEHOLDER = re.compile(
+    rf"{MASK}|<(?:{'|'.join(sorted(HIGH_ENTITY_TYPES))})(?:_\d{{1,4}})?>"
+)
+"""What redaction wrote: nobody's data, and a word of no language."""
 
 
 class Recognizer(Protocol):

@@ -26,6 +26,7 @@ from dptune.detection.frames import within_values
 from dptune.detection.labels import LABELS, without_labels
 from dptune.detection.recognizer import (
     HIGH_ENTITY_TYPES,
+    PLACEHOLDER,
     SpanFilter,
     Tier,
     code_digest,
@@ -35,7 +36,7 @@ from dptune.detection.recognizer import (
 )
 from dptune.detection.tools import without_names_of_tools
 from dptune.errors import DetectionError
-from dptune.text import MASK, Span
+from dptune.text import Span
 
 _LONGEST_GAP = 4
 _OF_ADDRESS = frozenset(["ADDRESS", "GPE", "LOC", "FAC", "ZIP", "UNKNOWN"])
@@ -56,14 +57,11 @@ _UNSPACED = re.compile(
     "\U00020000-\U0003ffff]"
 )
 _MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
-_PLACEHOLDER = re.compile(
-    rf"{MASK}|<(?:{'|'.join(sorted(entity_types(Tier.HIGH_CONTEXTUAL)))})(?:_\d{{1,4}})?>"
-)
 
 
 def union_fingerprint() -> str:
     """Return a digest that changes whenever the same marks may unite otherwise."""
-    modules = ("engine", "union", "labels", "escapes", "frames", "tools")
+    modules = ("engine", "recognizer", "union", "labels", "escapes", "frames", "tools")
     return fingerprint_of((code_digest(*modules, "../json_places"), LABELS))
 
 
@@ -130,7 +128,7 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
 
 def _without_placeholders(spans: Sequence[Span], text: str) -> Iterator[Span]:
     """Cut spans at what redaction wrote, so that a second one changes nothing there."""
-    places = [m.span() for m in _PLACEHOLDER.finditer(text)] if "<" in text else []
+    places = [m.span() for m in PLACEHOLDER.finditer(text)] if "<" in text else []
     ends = [end for _, end in places]
     for span in spans:
         start = span.start

@@ -24,6 +24,7 @@ from dptune.detection.languages.tables import (
     plain,
     read_data,
 )
+from dptune.detection.recognizer import PLACEHOLDER
 
 ENGLISH: Final = "en"
 UNDETERMINED: Final = "und"
@@ -181,6 +182,8 @@ def parts_of(text: str) -> tuple[Part, ...]:
     Returns:
         ranges that cover the text, in order; neighbors differ.
     """
+    if "<" in text:
+        text = PLACEHOLDER.sub(lambda match: " " * len(match.group()), text)
     if text.isascii() or not _OTHER_SCRIPT.search(text):
         words = text.lower().split()
         english, foreign, _ = _tables()

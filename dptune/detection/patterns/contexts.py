@@ -39,7 +39,7 @@ _WHO = (
 
 _BEFORE_AGE = re.compile(
     r"(?:(?P<name>[A-Z][\w'’-]+\.? (?:[A-Z][\w'’.-]* ){0,2}?[A-Z][\w'’-]+)"
-    rf"|\b(?i:{_WHO})),? [(\[]?\Z"
+    rf"|\b(?i:{_WHO})|(?P<one>[A-Z][a-z]{{2,20}})),? [(\[]?\Z"
 )
 
 _NO_NAME = word_set(
@@ -56,6 +56,8 @@ def _refine_age_of_name(text: str, start: int, end: int) -> Range | None:
         return None
     words = (before["name"] or "").lower().split()
     if not _NO_NAME.isdisjoint(words):
+        return None
+    if before["one"] and not reading_of(before["one"].lower()) & GIVEN_NAME:
         return None
     goes_on = text[end : end + 2] == ", " or not words
     readings = [reading_of(word) for word in words]

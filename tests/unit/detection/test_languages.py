@@ -451,3 +451,15 @@ def test_names_and_houses_are_masked_whole(engine, line):
 )
 def test_who_is_nobody_and_how_long_stays(engine, text):
     assert len(marked(engine, text)) <= len("Mai 2010")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("قال <mask> إن <mask> تركت <mask> زوجها <mask>.", "ar"),
+        ("Paciente <mask>, nascida a <DATE>, reside em <mask>.", "pt"),
+        ("नमस्ते <PERSON_1>, मेरा नंबर <PHONE> है।", "hi"),
+    ],
+)
+def test_what_redaction_wrote_is_a_word_of_no_language(text, code):
+    assert {part.language for part in parts_of(text)} == {code}
