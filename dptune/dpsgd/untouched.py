@@ -57,7 +57,7 @@ class Snapshot:
         ]
 
     def changed_fields(self) -> list[str]:
-        """Name numbers, words and tensors that modules hold and that are others now."""
+        """Name what modules hold that is another now, or of another length."""
         return [
             f"{name}.{field}" if name else field
             for name, module in self._modules.items()
@@ -268,10 +268,13 @@ def _differs(value: object, before: object, contents: object) -> bool:
     """Whether an attribute has another value, beyond rounding.
 
     Args:
-        value: now; what is no number, word or tensor is not looked into.
+        value: now; of a list or dictionary its length is compared, and what is no
+            number, word or tensor beside is not looked into.
         before: the object that it was.
-        contents: of that, if it was a plain tensor.
+        contents: of that, if it was a plain tensor, a list or a dictionary.
     """
+    if isinstance(value, dict | set | list) and isinstance(contents, type(value)):
+        return len(value) != len(contents)
     if isinstance(value, Tensor) and isinstance(contents, Tensor):
         new, old = value.detach().double(), contents.double()
         if new.shape != old.shape:

@@ -152,6 +152,19 @@ class Notes(Counts):
         return self.inner(x)
 
 
+class Queue(Counts):
+    """Shows rows those of earlier batches as soon as it has many."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x.detach().mean())
+        shared = torch.stack(self.seen).mean() if len(self.seen) > 500 else 0.0
+        return self.inner(x) + shared
+
+
 @pytest.mark.parametrize("size", [1, 8])
 def test_model_that_counts_its_passes_is_refused_and_put_back(size):
     model = models.tiny_llama()
@@ -160,6 +173,10 @@ def test_model_that_counts_its_passes_is_refused_and_put_back(size):
     with pytest.raises(ModelError, match=r"mlp\.passes is another after each pass"):
         check(model, physical_batch_size=size)
     assert layer.mlp.passes == 0
+    layer.mlp = Queue(layer.mlp.inner)
+    with pytest.raises(ModelError, match=r"mlp\.seen is another after each pass"):
+        check(model, physical_batch_size=size)
+    assert layer.mlp.seen == []
     layer.mlp = Notes(layer.mlp.inner)
     check(model, physical_batch_size=size)
 
