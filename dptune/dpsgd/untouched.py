@@ -268,13 +268,13 @@ def _differs(value: object, before: object, contents: object) -> bool:
     """Whether an attribute has another value, beyond rounding.
 
     Args:
-        value: now; of a list or dictionary its length is compared, and what is no
-            number, word or tensor beside is not looked into.
+        value: now; of a list or dictionary its length, numbers and words are compared,
+            and what is no number, word or tensor beside is not looked into.
         before: the object that it was.
         contents: of that, if it was a plain tensor, a list or a dictionary.
     """
     if isinstance(value, dict | set | list) and isinstance(contents, type(value)):
-        return len(value) != len(contents)
+        return _told(value) != _told(contents)
     if isinstance(value, Tensor) and isinstance(contents, Tensor):
         new, old = value.detach().double(), contents.double()
         if new.shape != old.shape:
@@ -288,6 +288,13 @@ def _differs(value: object, before: object, contents: object) -> bool:
         return not (same or math.isnan(value))
     plain = isinstance(value, str | int | float | bool | type(None))
     return plain and before != value
+
+
+def _told(value: Any) -> tuple[int, list[str]]:  # noqa: ANN401 - a container
+    """Tell a list, set or mapping by its length, and the numbers and words in it."""
+    held = [*value.values()] if isinstance(value, dict) else [*value]
+    plain = [repr(each) for each in held if isinstance(each, str | int | float)]
+    return len(held), sorted(plain)
 
 
 def _is_container(value: object) -> bool:

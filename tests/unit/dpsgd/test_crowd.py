@@ -152,6 +152,15 @@ class Notes(Counts):
         return self.inner(x)
 
 
+class Tally(Counts):
+    """Counts in a mapping."""
+
+    def forward(self, x):
+        self.of = getattr(self, "of", {"passes": 0})
+        self.of["passes"] += 1
+        return self.inner(x)
+
+
 class Queue(Counts):
     """Shows rows those of earlier batches as soon as it has many."""
 
@@ -177,6 +186,9 @@ def test_model_that_counts_its_passes_is_refused_and_put_back(size):
     with pytest.raises(ModelError, match=r"mlp\.seen is another after each pass"):
         check(model, physical_batch_size=size)
     assert layer.mlp.seen == []
+    layer.mlp = Tally(layer.mlp.inner)
+    with pytest.raises(ModelError, match=r"mlp\.of is another after each pass"):
+        check(model, physical_batch_size=size)
     layer.mlp = Notes(layer.mlp.inner)
     check(model, physical_batch_size=size)
 
