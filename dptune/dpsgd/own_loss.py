@@ -19,6 +19,7 @@ from dptune.errors import ModelError
 _TOLERANCES = {torch.float32: 1e-4}
 _OF_FEW_BITS = 2e-2
 _MOST_ROWS = 5
+_ROUNDS = 3
 
 
 def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
@@ -82,17 +83,18 @@ def _own_loss(
 def _likely(
     model: nn.Module, rows: PhysicalBatch, *, has_classes: bool
 ) -> PhysicalBatch:
-    """Return rows whose classes, or tokens behind the first, a model finds likeliest.
+    """Return rows whose classes, or first tokens, a model finds likeliest.
 
-    Among the tokens of the rows: others may end a text, or stand for an image.
+    Among the tokens of the rows: others may end a text, or stand for an image. What
+    follows is likeliest behind the tokens of the round before.
     """
-    tokens, ids = torch.unique(rows.input_ids), rows.input_ids.clone()
-    output: Any = model(input_ids=ids, attention_mask=rows.attention_mask)
-    if has_classes:
-        return replace(rows, labels=output.logits.argmax(-1))
-    for time in range(1, ids.shape[1]):
-        ids[:, time] = tokens[output.logits[:, time - 1, tokens].argmax(-1)]
-        output = model(input_ids=ids, attention_mask=rows.attention_mask)
+    tokens, ids = torch.unique(rows.input_ids), rows.input_ids
+    for _ in range(_ROUNDS):
+        output: Any = model(input_ids=ids, attention_mask=rows.attention_mask)
+        if has_classes:
+            return replace(rows, labels=output.logits.argmax(-1))
+        likely = tokens[output.logits[:, :-1, tokens].argmax(-1)]
+        ids = torch.cat([ids[:, :1], likely], dim=1)
     return replace(rows, input_ids=ids)
 
 
