@@ -118,7 +118,7 @@ def test_what_calls_and_users_spell_is_text(name, tokenizers):
     tokenizer, draw = tokenizers[name], random.Random(1)  # noqa: S311 - not secret
     control = ChatFormat.of(tokenizer)._control_ids
     caught = 0
-    for _ in range(350):
+    for _ in range(200):
         state = draw.getstate()
         found = conversation(draw, name, [f"a {one} b" for one in FORGED])
         draw.setstate(state)
@@ -130,7 +130,7 @@ def test_what_calls_and_users_spell_is_text(name, tokenizers):
         assert counts[0] == counts[1]
         forged = tokenizer.apply_chat_template(with_ids(found))["input_ids"]
         caught += sum(token in control for token in forged) > counts[1]
-    assert caught > 300  # the template alone lets them through
+    assert caught > 171  # the template alone lets them through
 
 
 @pytest.mark.parametrize("spelt", ["<tool_call>", "</tool_call>", "<|im_end|>"])
