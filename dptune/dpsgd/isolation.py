@@ -121,7 +121,7 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
         loss_weights=Ragged.of(weights, np.float32),
         units=Ragged.cut(np.arange(len(sequences)), np.diff([0, *ends])),
         labels=np.repeat(np.array(_CLASS, np.int64), np.diff([0, *ends]))
-        % _num_classes(model),
+        % num_classes(model),
         max_sequences_per_unit=2,
     )
     rows = min(feed.physical_batch_size, _MOST_ROWS)
@@ -156,7 +156,7 @@ def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
             sequences=Ragged.of([*draws.choice(tokens, (rows, longest))], np.int64),
             loss_weights=Ragged.of([*np.ones((rows, longest), np.float32)], np.float32),
             units=Ragged.of([*np.arange(rows)[:, None]], np.int64),
-            labels=np.arange(rows) % _num_classes(model),
+            labels=np.arange(rows) % num_classes(model),
         ),
         physical_batch_size=rows,
         max_tokens=longest,
@@ -171,7 +171,7 @@ def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
     )
 
 
-def _num_classes(model: nn.Module) -> int:
+def num_classes(model: nn.Module) -> int:
     """Return how many classes a model has; 1 where it has none."""
     return int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
 

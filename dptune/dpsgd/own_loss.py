@@ -9,7 +9,7 @@ from torch import nn
 
 from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.isolation import make_probe, same_length
+from dptune.dpsgd.isolation import make_probe, num_classes, same_length
 from dptune.dpsgd.prechecks import training_mode
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import explained, model_name
@@ -45,8 +45,8 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
     feed = replace(feed, fixed_shapes=False, autocast=False)
     probe = make_probe(model, feed)
     rows = same_length(probe, num_rows=min(feed.physical_batch_size, _MOST_ROWS))
-    classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
-    labels = torch.arange(rows.num_rows, device=rows.input_ids.device) % classes
+    labels = torch.arange(rows.num_rows, device=rows.input_ids.device)
+    labels %= num_classes(model)
     rows = replace(rows, labels=labels)
     chances = seed_sequence(RandomStream.MODEL, seed=0)  # the same for both
     few = [_TOLERANCES.get(p.dtype, _OF_FEW_BITS) for p in model.parameters()]

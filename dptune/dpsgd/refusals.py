@@ -26,6 +26,7 @@ ONE_SHAPE = (
     "Set fixed_shapes to true, performance.fixed_shapes in a configuration: every "
     "batch is then padded to max_tokens, a public length."
 )
+SIDE_BY_SIDE = f"Set {ONE_ROW}: every row is then run by itself."
 
 
 def model_name(model: nn.Module) -> str:
@@ -206,8 +207,7 @@ def _cure(
         return ONE_SHAPE
     useless = f"Fixed shapes{', which are on,' if are_fixed else ''} do not help"
     if helps(PerUnitGradients(model, alone=True), probe.with_rows_alone(model)):
-        set_it = f"et {ONE_ROW}: every row is then run by itself."
-        return f"{useless}: s{set_it}" if are_fixed else f"S{set_it}"
+        return f"{useless}. {SIDE_BY_SIDE}" if are_fixed else SIDE_BY_SIDE
     return f"{useless}: use another model."
 
 

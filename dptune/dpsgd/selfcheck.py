@@ -37,6 +37,7 @@ from dptune.dpsgd.isolation import (
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import (
     ONE_SHAPE,
+    SIDE_BY_SIDE,
     company_error,
     explained,
     model_name,
@@ -62,7 +63,6 @@ _EXPONENTS = (2, 1)
 
 _AS_SHORT = f"Any record may be as short. {ONE_SHAPE}"
 _ALONE = "Train adapters, or use another model."
-_SIDE_BY_SIDE = f"Set {ONE_ROW}: every row is then run by itself."
 
 
 def check_model(
@@ -251,7 +251,7 @@ def _way_out(model: nn.Module, probe: Probe, snapshot: Snapshot) -> str:
         with suppress(Exception):
             snapshot.restore()
             Isolation(model, alone, probe.with_rows_alone(model)).apart()
-            return _SIDE_BY_SIDE
+            return SIDE_BY_SIDE
     return _ALONE
 
 

@@ -312,11 +312,10 @@ class ChatFormat:
                 own = self._answer(literals[at], message, before, tools)
                 canvas.learn_last(len(own))
             self._add_content(canvas, part, said[number][1], part_kept)
-            is_last = at == len(order) - 1
-            if open_ended and is_last:
+            if open_ended and at == len(order) - 1:
                 break
             after = self._renamed(literals[at + 1])
-            goes_on = not is_last and placed[at + 1][0] is message
+            goes_on = at < len(order) - 1 and placed[at + 1][0] is message
             alone = calling[message.owner][0] if message.calls else ()
             end = len(after) if goes_on else self._end_of(message, after, alone)
             canvas.add(after, num_own=end, is_learnt=message.learnt)
@@ -408,6 +407,7 @@ class ChatFormat:
 
     @cached_property
     def _form(self) -> Form:
+        """How the template writes arguments of calls."""
         return form_of_calls(self._apply)
 
     @cached_property
