@@ -78,11 +78,17 @@ def apply_overrides(
         except ConfigError as error:
             where = f"--set {path}"
             problems += [replace(one, path=where) for one in error.problems]
-        except (TypeError, yaml.YAMLError):
+        except yaml.YAMLError:
+            problems.append(
+                Problem(path=f"--set {path}", message="must give a YAML value.")
+            )
+        except TypeError as error:
             problems.append(
                 Problem(
                     path=f"--set {path}",
-                    message="must name a key inside a mapping and give a YAML value.",
+                    message=f"goes through {error}, which holds one value, no mapping.",
+                    next_step=f"Set all of {error}; where it names a file of configs, "
+                    "write that file's fields in its place, or name a copy.",
                 )
             )
     if problems:

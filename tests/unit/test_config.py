@@ -178,6 +178,7 @@ def test_all_broken_overrides_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         apply_overrides({"a": 1}, ["b", "a.b=2", "=1"])
     assert len(caught.value.problems) == 3
+    assert "goes through a" in str(caught.value)
 
 
 def test_all_problems_of_all_parts_are_told_at_once():
