@@ -425,7 +425,7 @@ def describe_source(source: DataSource) -> str:
 def shares_data(one: DataSource, other: DataSource) -> bool:
     """Tell whether two sources are one, or name a file or a data set in common.
 
-    Looks at names alone: a copy under another name, or a link, is not found.
+    Looks at names alone: the preflight compares texts, so that it finds copies.
 
     >>> one, other = JsonlSource(path="a.jsonl"), JsonlSource(train="./a.jsonl")
     >>> shares_data(one, other), shares_data(one, JsonlSource(path="b.jsonl"))

@@ -28,10 +28,11 @@ from dptune.workflow.chats import check_chats, unread_keys
 from dptune.workflow.detect import check_detector, check_languages
 from dptune.workflow.device import place_processes
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
-from dptune.workflow.ingest import read_corpus, read_public
+from dptune.workflow.ingest import read_corpus
 from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import PlannedUnits, check_bound, far_off, units_for
 from dptune.workflow.power import canary_doubt, members_doubt
+from dptune.workflow.public_texts import check_public_texts
 from dptune.workflow.score import check_judge
 
 ResultT = TypeVar("ResultT")
@@ -139,9 +140,13 @@ def check_run(
         errors,
         data_root=data_root,
         access=access,
-        validate=validate,
         accelerators=accelerators,
-        folder=folder,
+    )
+    _attempt(
+        lambda: check_public_texts(
+            config, corpus, data_root=data_root, validate=validate, folder=folder
+        ),
+        errors,
     )
     plan = cut = None
     if corpus is not None:
@@ -427,9 +432,7 @@ def _check_parts(
     *,
     data_root: Path,
     access: LlmAccess,
-    validate: bool,
     accelerators: int | None,
-    folder: Path | None,
 ) -> None:
     """Check what needs no corpus: detector, judge, models and processes."""
     _attempt(lambda: check_detector(config.detection, access), errors)
@@ -445,14 +448,6 @@ def _check_parts(
         ),
         errors,
     )
-    if config.model.pretraining is not None:
-        public = config.model.pretraining
-        _attempt(
-            lambda: read_public(
-                public, data_root=data_root, validate=validate, folder=folder
-            ),
-            errors,
-        )
     _attempt(lambda: _check_processes(config, accelerators=accelerators), errors)
 
 
