@@ -50,7 +50,7 @@ _PROMISES = {
     ),
     (Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE): (
         "selective, replace one",
-        "the sensitive words of one record",
+        "the sensitive words of a unit",
     ),
     (Notion.LOCAL, NeighboringRelation.REPLACE_ONE): (
         "local, replace one",
