@@ -135,7 +135,7 @@ def _of_cells(problem: Problem, who: Sequence[str], count: int) -> Problem:
         return problem
     more = f" and {len(who) - 2} more" if len(who) > 2 else ""
     return Problem(
-        path=f"{problem.path} ({'; '.join(who[:2])}{more})",
+        path=f"{problem.path} ({'; '.join(who[:2])}{more})".lstrip(),
         message=problem.message,
         next_step=problem.next_step,
     )

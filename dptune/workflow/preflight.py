@@ -464,4 +464,4 @@ def problems_of(error: DptuneError) -> tuple[Problem, ...]:
     """List the problems of any error of ours."""
     if isinstance(error, ProblemsError):
         return error.problems
-    return (Problem(path=type(error).__name__, message=str(error)),)
+    return (Problem(path="", message=str(error)),)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Outcome:
         for words in says:
             assert words in self.err, self.err
         assert "Traceback" not in self.out + self.err
+        assert not re.search(r"^  • \w+Error", self.err, re.MULTILINE), self.err
         assert not self.home.exists(), self.created
 
 
