@@ -125,6 +125,7 @@ def run_training(
     refuse_lost_store()
     from pipelines.train import failures, step_names, train_pipeline
     from steps._deleted import refuse_deleted_experiment
+    from steps._lineage import refuse_trained_base
     from steps._noting import refuse_foreign_models
     from steps._observing import hooks
     from steps._scheduling import finished_run, work_tag
@@ -132,6 +133,7 @@ def run_training(
 
     refuse_deleted_experiment(connect(), train_pipeline.name)
     refuse_foreign_models(config.registry.model_name)
+    refuse_trained_base(config, data_root=data_root())
     tag = work_tag(config, checked.fingerprint)
     if if_changed and (done := finished_run(tag)) is not None:
         raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")

@@ -40,6 +40,7 @@ from dptune.workflow.attempts import attempts_on
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _champions, _tracking
+from steps._lineage import trained_over
 from steps._lost import budget_store, lost_heads
 from steps._noting import cut_trail
 
@@ -115,6 +116,7 @@ def examine(
         envelope, dossier, version, digest=digest
     )
     faults += problems
+    faults += filter(None, [trained_over(dossier, version)])
     known = _tracking.get_version(version.model_name, version.version)
     if _tracking.evidence_digest_of(known) != digest:
         faults.append("It does not have the digest that the registry noted.")

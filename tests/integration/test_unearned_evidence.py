@@ -252,6 +252,11 @@ def renamed_data(values):
     values["budget"]["data_set"] = "fresh"
 
 
+def over_another_version(values):
+    for part in ("exposure", "membership"):
+        values[part]["base_model_digest"] = _tracking.describe(MODEL, "2").model_digest
+
+
 WHAT = (lower_membership, lower_epsilon, drop_noise)
 CONTRADICTIONS = {
     lower_epsilon: "not those that follow",
@@ -267,6 +272,7 @@ CONTRADICTIONS = {
     renamed_data: "data set",
     wider_unit: "another privacy unit",
     certified: "does not say that stage",
+    over_another_version: f"trained over version 2 of {MODEL}",
 }
 
 
