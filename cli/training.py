@@ -16,6 +16,7 @@ from infra.alerts import alert_refusal
 from infra.workspace import current_workspace
 
 if TYPE_CHECKING:  # drawing takes long to import, and a run may end before it
+    from dptune.gates.decision import GateDecision
     from dptune.reports.comparison import CellResult, ComparisonReport
 
 
@@ -68,6 +69,8 @@ def train_and_report(
         cells=(cell,),
     )
     print_tables(console, report)
+    if cell.decision is not None:
+        say_remedies(console, cell.decision)
     console.print(f"report  {write_page(report.name, report, commands)}")
     say_next(console, *commands)
     if cell.decision is not None and cell.decision.outcome is not GateOutcome.PASS:
@@ -152,12 +155,22 @@ def print_tables(console: Console, report: "ComparisonReport") -> None:
         console.print(table)
 
 
+def say_remedies(console: Console, decision: "GateDecision") -> None:
+    """Say what would change each criterion that was not met, one a line."""
+    from dptune.reports.pages.decisions import change_bullets
+
+    remedies = change_bullets(decision)
+    for remedy in remedies.items if remedies else ():
+        console.print(f"to pass {remedy}", markup=False, soft_wrap=True)
+
+
 def next_steps(model_name: str, *, policy: str | None = None) -> list[str]:
     """List the commands that a user will want now.
 
     Args:
         model_name: that was registered.
-        policy: that decided, where `default` is to be offered if it was another.
+        policy: of the quickstart, which leads on to a stricter one and to text of one's
+            own; None for what somebody trains by a configuration of theirs.
     """
     start = Path("configs/train/own_text.yaml")
     mine = start.with_name("mine.yaml")
@@ -170,7 +183,8 @@ def next_steps(model_name: str, *, policy: str | None = None) -> list[str]:
         *([] if policy in {None, "default"} else [stricter]),
         "dptune dashboard  (ZenML: every step, its artifacts and metadata)",
         "dptune mlflow  (MLflow: runs, models, epsilon as a metric)",
-        *([] if mine.exists() else [copy]),  # it would overwrite what was edited
+        # It would overwrite what was edited.
+        *([] if policy is None or mine.exists() else [copy]),
     ]
 
 

@@ -5,16 +5,19 @@ import os
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli import main as entry
-from cli.training import next_steps
+from cli.training import next_steps, say_remedies
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import DataError, GateFailedError, Problem
 from tests.budgets import cost, grant, request
+from tests.unit.reports.samples import gate_decision
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = (
@@ -165,13 +168,24 @@ def test_no_next_step_overwrites_a_configuration_that_was_edited(
     made = run_cli("init", "a project")
     assert "next cd 'a project'" in " ".join(made.out.split())
     monkeypatch.chdir(tmp_path / "a project")
-    assert any(copy in step for step in next_steps("m"))
+    assert any(copy in step for step in next_steps("m", policy="quickstart"))
+    assert not any(copy in step for step in next_steps("m"))
     again = run_cli("init")
     assert copy in again.out
     assert "next cd" not in " ".join(again.out.split())
     Path("configs/train/mine.yaml").write_text("name: mine\n")
-    assert not any(copy in step for step in next_steps("m"))
+    assert not any(copy in step for step in next_steps("m", policy="quickstart"))
     assert copy not in run_cli("init").out
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [("BLOCK", "to pass Memorization: Train with more noise.\n"), ("PASS", "")],
+)
+def test_refusal_is_followed_by_what_would_change_it(outcome, said):
+    console = Console(file=StringIO())
+    say_remedies(console, gate_decision(outcome))
+    assert console.file.getvalue() == said
 
 
 def test_next_step_calls_another_policy_stricter_and_not_the_same():
