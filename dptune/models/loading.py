@@ -237,7 +237,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of a directory, with a padding token.
 
     Raises:
-        ModelError: there is none, it is slow, or it has no token to pad with.
+        ModelError: there is none, it is slow, empty, or has no token to pad with.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -352,6 +352,11 @@ def _usable(tokenizer: object, *, where: str) -> PreTrainedTokenizerFast:
         raise ModelError(
             f"the tokenizer of {where} must be a fast one, because sensitive spans are "
             "mapped to tokens by its offsets. Add its tokenizer.json."
+        )
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"the tokenizer of {where} must have tokens for text, got none: where its "
+            "files are missing, an empty one is made up. Add its tokenizer.json."
         )
     if tokenizer.pad_token is None:
         known = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)

@@ -186,6 +186,14 @@ def test_load_known_model_with_code_beside_it_ignores_the_code(saved, trap):
     assert not trap.exists()
 
 
+def test_model_without_a_tokenizer_is_refused(saved):
+    """One without words is made up in its place, to which every text is empty."""
+    for file in saved.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="must have tokens for text, got none"):
+        load_model(saved)
+
+
 def test_load_tokenizer_with_its_own_code_is_not_run(saved, trap):
     _edit(
         saved / "tokenizer_config.json",
