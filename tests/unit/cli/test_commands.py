@@ -105,6 +105,17 @@ def test_configs_lists_every_file_and_creates_nothing(run_cli):
     assert not outcome.home.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["abcd", "customersim", "diabetes130", "imdb", "sst2", "unsw_nb15", "wikitext2"],
+)
+def test_configuration_of_a_published_corpus_can_be_planned(name, run_cli, shared_data):
+    file = REPOSITORY / "configs" / "train" / f"{name}.yaml"
+    outcome = run_cli("calibrate", file, "--json", data_root=shared_data)
+    assert outcome.code == 0, outcome.err
+
+
 def test_calibrate_shows_both_relations_and_writes_its_report_only(
     values, write_config, run_cli
 ):
