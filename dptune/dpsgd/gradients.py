@@ -484,9 +484,10 @@ def _checkpointed_modules(
 
 def _no_rule(parameter: str, module: nn.Module) -> str:
     """Say which parameter cannot be trained, and the ways out."""
+    kind = type(module)
     return (
         f"{parameter} cannot be trained with rows side by side: its module "
-        f"{type(module).__name__} has no gradient rule. {_WITHOUT_RULES}, train "
-        "adapters of LoRA, freeze it with requires_grad_(False), or teach the module "
+        f"{kind.__module__}.{kind.__qualname__} has no gradient rule. "
+        f"{_WITHOUT_RULES}, train adapters of LoRA, freeze it with requires_grad_(False), or teach the module "
         "with dptune.dpsgd.rules.register_gradient_rule."
     )

@@ -25,7 +25,6 @@ LONGEST = 1024
 _MOST_ROWS = 8
 _MIDDLE = 256
 _SAME_LENGTH = 11
-_CROWD = 128
 _VOCABULARY = 64
 _SHORT, _SEVERAL, _PADS, _ODD, _LONG, _OTHER = range(6)
 _COMPANIES = (
@@ -143,7 +142,7 @@ def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
     Returns:
         None where the companies of `make_probe` are as many.
     """
-    rows = min(feed.physical_batch_size, _CROWD)
+    rows = feed.physical_batch_size
     if rows <= max(map(len, _COMPANIES)):
         return None
     few = _MOST_ROWS if rows <= 2 * _MOST_ROWS else _MOST_ROWS // 2  # passes of `rows`
