@@ -488,6 +488,7 @@ def _no_rule(parameter: str, module: nn.Module) -> str:
     return (
         f"{parameter} cannot be trained with rows side by side: its module "
         f"{kind.__module__}.{kind.__qualname__} has no gradient rule. "
-        f"{_WITHOUT_RULES}, train adapters of LoRA, freeze it with requires_grad_(False), or teach the module "
-        "with dptune.dpsgd.rules.register_gradient_rule."
+        f"{_WITHOUT_RULES}, train adapters of LoRA, freeze it with "
+        "requires_grad_(False), or teach the module with dptune.dpsgd.rules."
+        "register_gradient_rule."
     )
