@@ -25,6 +25,8 @@ LONGEST = 1024
 _MOST_ROWS = 8
 _MIDDLE = 256
 _SAME_LENGTH = 11
+_CROWD = 4096
+_CROWD_TOKENS = 128 * _SAME_LENGTH
 _VOCABULARY = 64
 _SHORT, _SEVERAL, _PADS, _ODD, _LONG, _OTHER = range(6)
 _COMPANIES = (
@@ -137,16 +139,16 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
 
 
 def crowd_of(model: nn.Module, feed: Feed) -> Probe | None:
-    """Make up as many short rows as a run puts side by side, of one length each.
+    """Make up as many short rows as a run puts side by side, shorter where many.
 
     Returns:
         None where the companies of `make_probe` are as many.
     """
-    rows = feed.physical_batch_size
+    rows = min(feed.physical_batch_size, _CROWD)
     if rows <= max(map(len, _COMPANIES)):
         return None
     few = _MOST_ROWS if rows <= 2 * _MOST_ROWS else _MOST_ROWS // 2  # passes of `rows`
-    longest = min(_SAME_LENGTH, feed.longest)
+    longest = min(max(3, _CROWD_TOKENS // rows), _SAME_LENGTH, feed.longest)
     draws = np.random.default_rng(2)  # public constants
     tokens = _tokens(model, feed.pad_token_id)
     crowd = replace(

@@ -85,12 +85,12 @@ def check_model(
         float32: beside rows of up to `max_tokens` (at most 1,024), beside others, of
         which some share its class and its first token and some do not, in another
         order, first of all and after other batches, and in a crowd of as many rows as
-        the run has side by side (of 11 tokens); with the weights as they are and, but
-        for the crowd, with four times as large ones (twice, or not at all, where that
-        is all rounding). Dropout is off for that. What is further apart is
-        computed again in float64: unless it stays apart it is rounding, and may be 1e-4
-        (1e-3 where weights are larger). What runs in bfloat16 is compared in float32,
-        and then again in bfloat16 to 2e-2.
+        the run has side by side (at most 4,096, of 3 to 11 tokens); with the weights as
+        they are and, but for the crowd, with four times as large ones (twice, or not at
+        all, where that is all rounding). Dropout is off for that. What is further apart
+        is computed again in float64: unless it stays apart it is rounding, and may be
+        1e-4 (1e-3 where weights are larger). What runs in bfloat16 is compared in
+        float32, and then again in bfloat16 to 2e-2.
     4. Norms and weighted sums of recorded gradients equal those of autograd, unit by
         unit, of short rows and of the longest, to 1e-3 (in bfloat16 to 5e-2), and are
         not all zero.
@@ -103,10 +103,11 @@ def check_model(
     state that an earlier batch left, and a weight that is used behind its module's back
     are found, where they show on such rows at one of the two points. It is a test and
     no proof. Not found: what begins beyond 1,024 tokens, with more than five rows of
-    more than 11 tokens side by side (six where units have several), or with tokens
-    other than 64 of the vocabulary; ties that rounding breaks;
-    what only equal rows do to each other; in bfloat16 what only a kernel of that
-    precision does, below 2e-2; and what appears on the way of training alone.
+    more than 11 tokens side by side (six where units have several; more than 3 beyond
+    469 rows), with more than 4,096 of any, or with tokens other than 64 of the
+    vocabulary; ties that rounding breaks; what only equal rows do to each other; in
+    bfloat16 what only a kernel of that precision does, below 2e-2; and what appears on
+    the way of training alone.
 
     The model is left as it was, bit for bit, weights, buffers, attributes,
     configuration and randomness included, even if it is refused.
