@@ -235,8 +235,12 @@ _INITIAL = re.compile(r"(?<!\w)[^\W\d_a-z]\. $")
 _AFTER_INITIAL = re.compile(r"\. (?:[^\W\d_a-z]\. ){0,2}([^\W\d_a-z][^\W\d_]{1,30})")
 _NAMES = w.GIVEN_NAME | w.PERSONAL
 _UNIT_BEHIND = re.compile(
-    r"\d ?(?:[kM]N|Nm|mA|[mkM]V|[kM]W|[kMG]Hz|[kM]?Pa|kWh|dB|IU|ppm|rpm|µ[glm]|m?mol)\Z"
+    r"\d ?(?:[kM]N|Nm|mA|[mkM]V|[kM]W|[kMG]Hz|[kM]?Pa|kWh|dB|IU|ppm|rpm|µ[glm]|m?mol"
+    r"|[KMGT]i?[Bb](?:ps)?|mAh|Wh|fps)\Z"
+    r"|(?<![\w-])(?:[1-9]\d\d ?[CF]|\d{1,4}[KVW])\Z"
+    r"|\.\d{1,3}(?:a|b|rc|alpha|beta|dev|post)\d{0,3}\Z"
 )
+_LETTER_BEHIND = re.compile(r"\d [KLVWm](?![\w.'’&]| [^\W\d_a-z])")
 _FIRST_LETTER = re.compile(r"[^\W\d_]")
 _CARELESS = re.compile(
     r"[.!?…]['\"”’)]?[ \n]{1,2}(?:(?![\w&]{1,3}\.)[a-z])|\bi\b(?!\.)"
@@ -315,9 +319,7 @@ class TaggerRecognizer:
         is_low = self._tier is Tier.LOW_ENTITY
         doubted, seen, keeps_case = [], set(), _keeps_case(text)
         for position, (word, row) in enumerate(zip(words, scores, strict=True)):
-            if not keeps_all and _UNIT_BEHIND.search(
-                text, max(0, word.start - 2), word.end
-            ):
+            if not keeps_all and _is_unit(text, word):
                 word.entity_type = ""
                 continue
             score = row[0]
@@ -388,6 +390,15 @@ def _runs(
         while goes_on(end):
             end += 1
         yield list(range(first, end + 1))
+
+
+def _is_unit(text: str, word: Word) -> bool:
+    """Tell whether a word counts what a number before it says, or ends a version."""
+    first = max(0, word.start - 5)
+    return (
+        _UNIT_BEHIND.search(text, first, word.end) is not None
+        or _LETTER_BEHIND.match(text, max(0, word.start - 2)) is not None
+    )
 
 
 def _is_label(word: Word) -> bool:
