@@ -241,6 +241,12 @@ _UNIT_BEHIND = re.compile(
     r"|\.\d{1,3}(?:a|b|rc|alpha|beta|dev|post)\d{0,3}\Z"
 )
 _LETTER_BEHIND = re.compile(r"\d [KLVWm](?![\w.'’&]| [^\W\d_a-z])")
+_OPENS = re.compile(r"(?:\A|[.!?…]\s|\n)['\"“‘(]?\Z")
+_GOES_ON = re.compile(
+    r"[ ,]{1,2}(?!(?:of|and|said|says|told|tells|wrote|writes|rang|rings|thought|knew"
+    r"|(?:ask|call|text|phon|email|repli|answer|think|know|want|owe|love|hate)"
+    r"(?:s|d|e[ds]))\b)[a-z]{2}"
+)
 _FIRST_LETTER = re.compile(r"[^\W\d_]")
 _CARELESS = re.compile(
     r"[.!?…]['\"”’)]?[ \n]{1,2}(?:(?![\w&]{1,3}\.)[a-z])|\bi\b(?!\.)"
@@ -323,7 +329,8 @@ class TaggerRecognizer:
                 word.entity_type = ""
                 continue
             score = row[0]
-            limit = limits[_limit_to_add(word, keeps_case=keeps_case)]
+            opens = keeps_case and _opens(text, word)
+            limit = limits[_limit_to_add(word, keeps_case=keeps_case, opens=opens)]
             is_seen = score >= limit and not _is_label(word)
             if is_seen:
                 seen.add(position)
@@ -451,16 +458,25 @@ def _keeps_case(text: str) -> bool:
     return is_begun and _CARELESS.search(text) is None
 
 
-def _limit_to_add(word: Word, *, keeps_case: bool) -> str:
+def _opens(text: str, word: Word) -> bool:
+    """Tell whether a word has its capital because it opens a sentence."""
+    before = _OPENS.search(text, max(0, word.start - 3), word.start)
+    return before is not None and _GOES_ON.match(text, word.end) is not None
+
+
+def _limit_to_add(word: Word, *, keeps_case: bool, opens: bool) -> str:
     """Name the threshold from which a word is a name that the lexicon does not mark.
 
-    A small word that no list calls a name is seldom one where capitals are kept.
+    A small word that no list calls a name is seldom one where capitals are kept, and no
+    more is a plain one that has its capital because it opens a sentence.
     """
     if word.reading & w.CLOSED:
         return "add_closed"
     if word.lower in w.public_words():
         return "term"
-    is_small = not word.capital and not word.reading & (_NAMES | w.PLACE)
+    is_plain = word.reading & w.KNOWN and not word.reading & w.PROPER_TOO
+    may_be_small = not word.capital or (opens and is_plain)
+    is_small = may_be_small and not word.reading & (_NAMES | w.PLACE)
     return "add_small" if keeps_case and is_small else "add"
 
 

@@ -383,6 +383,8 @@ def refine_foreign_street(text: str, start: int, end: int) -> Range | None:
     words = text[start:end].split()
     if _MONTH_OR_UNIT.search(text[start:end]) or _WEAK_MIDDLE.search(text[start:end]):
         return None
+    if words[0] == "0,":  # a score: `Rovers 0, United 1`
+        return None
     names = words[1:-1]
     has_capital = any(word[0].isupper() for word in names)
     is_foreign = bool(names) and all(

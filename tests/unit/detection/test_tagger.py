@@ -143,6 +143,33 @@ def test_units_and_codes_of_things_stay(text):
 @pytest.mark.parametrize(
     "text",
     [
+        "Does it charge at 65 W or do I need more?",
+        "Preheat the oven to 180C, fold 200 g flour into the butter.",
+        "Upgrade from 3.11.4 to 3.12.0rc2 and clear the build folder.",
+        "Turbines turn slowly here.",
+        "Sourdough needs a day.",
+    ],
+)
+def test_units_versions_and_words_that_open_a_sentence_stay(text):
+    assert LOW.detect([text]) == [()]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Cricket told me to wait.", "Cricket"),
+        ("Rose left at noon, she said.", "Rose"),
+        ("I am in room 4, V. Patel is my name.", "V. Patel"),
+    ],
+)
+def test_names_that_are_words_or_letters_are_found(text, value):
+    (spans,) = LOW.detect([text])
+    assert any(value in text[s.start : s.end] for s in spans)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "I live at 5 N, ask for Chidi.",
         "He took part, 0161 496 0118 is his number.",
         "She is a model, badge AX-220714 on her shirt.",
