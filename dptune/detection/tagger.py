@@ -237,7 +237,7 @@ _NAMES = w.GIVEN_NAME | w.PERSONAL
 _UNIT_BEHIND = re.compile(
     r"\d ?(?:[kM]N|Nm|mA|[mkM]V|[kM]W|[kMG]Hz|[kM]?Pa|kWh|dB|IU|ppm|rpm|µ[glm]|m?mol"
     r"|[KMGT]i?[Bb](?:ps)?|mAh|Wh|fps)\Z"
-    r"|(?<![\w-])(?:[1-9]\d\d ?[CF]|\d{1,4}[KVW])\Z"
+    r"|(?<![\w-])(?<!\b[A-Z]{2} )(?<!\b[A-Z]{3} )(?:[1-9]\d\d ?[CF]|\d{1,4}[KVW])\Z"
     r"|\.\d{1,3}(?:a|b|rc|alpha|beta|dev|post)\d{0,3}\Z"
 )
 _LETTER_BEHIND = re.compile(r"\d [KLVWm](?![\w.'’&]| [^\W\d_a-z])")
