@@ -237,13 +237,16 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
     """Train and attack one cell in a pipeline run of its own.
 
     Raises:
+        PrivacyError: the base model is a version that learnt from the same data set.
         Exception: what its first failed step raised.
     """
     from pipelines.compare import cell_pipeline
     from pipelines.train import failures, step_names
+    from steps._lineage import refuse_trained_base
 
     failures.clear()
     config, checked = cell.config, job.plan_of(cell)
+    refuse_trained_base(config, data_root=data_root())
     tracker = {
         "experiment_name": f"compare-{config.name}",
         "tags": {"mlflow.parentRunId": parent},

@@ -102,12 +102,12 @@ def check_model(
     that reaches a loss, a loss averaged over the batch, capacity that rows compete for,
     state that an earlier batch left, and a weight that is used behind its module's back
     are found, where they show on such rows at one of the two points. It is a test and
-    no proof. Not found: what begins beyond 1,024 tokens, with more than five rows of
-    more than 11 tokens side by side (six where units have several; more than 3 beyond
-    469 rows), with more than 4,096 of any, or with tokens other than 64 of the
-    vocabulary; ties that rounding breaks; what only equal rows do to each other; in
-    bfloat16 what only a kernel of that precision does, below 2e-2; and what appears on
-    the way of training alone.
+    no proof. Not found: what begins beyond 1,024 tokens, with more than five rows side
+    by side (six where units have several) that are longer than those of a crowd (11
+    tokens; beyond 128 rows fewer, 1,408 together, but at least 3), with more than 4,096
+    of any, or with tokens other than 64 of the vocabulary; ties that rounding breaks;
+    what only equal rows do to each other; in bfloat16 what only a kernel of that
+    precision does, below 2e-2; and what appears on the way of training alone.
 
     The model is left as it was, bit for bit, weights, buffers, attributes,
     configuration and randomness included, even if it is refused.

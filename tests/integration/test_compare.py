@@ -14,9 +14,9 @@ from cli.runs import read_config
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.attacks.canaries import CanarySet
-from dptune.errors import DataError
+from dptune.errors import DataError, PrivacyError
 from dptune.reports.comparison import ComparisonReport
-from steps import _tracking
+from steps import _lineage, _tracking
 
 from .conftest import TINY
 from .scanning import Needles, canary_strings, leaks, personal_strings
@@ -192,3 +192,17 @@ def test_a_repetition_draws_canaries_of_its_own(project, repetition):
     pipeline.prepare(config=values, fingerprint="f" * 64, retrain=True)
     drawing = pipeline.invocations["plant_canaries"]
     assert drawing.parameters["repetition"] == repetition
+
+
+def test_cell_over_a_base_that_learnt_from_the_data_is_not_run(
+    compared, file, project, monkeypatch
+):
+    def refuse(config, *, data_root):
+        raise PrivacyError("model.source must be a public model")
+
+    monkeypatch.setattr(_lineage, "refuse_trained_base", refuse)
+    code, text = project.run("compare", file, "--retrain")
+    assert code == 2, text
+    assert text.count("failed model.source must be a public model") == 2
+    assert spent(project) == compared["after"]
+    assert len(last("compare_cell")) == 2

@@ -60,7 +60,7 @@ class Crowd(nn.Module):
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-@pytest.mark.parametrize("most", [7, 40, 150])
+@pytest.mark.parametrize("most", [7, 40, 150, 600])
 def test_many_rows_that_mix_are_refused_with_the_way_out(most, fixed_shapes):
     model = models.tiny_gpt2()
     model.transformer.ln_f = Crowd(model.transformer.ln_f, most=most)
