@@ -18,6 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from dptune.accounting.store.store import BudgetStore
 from tests.postgres import Server, running_server
+from tests.support.checked import use_passed_checks
 
 # Collecting garbage walks millions of objects of the libraries: a fifth of all time.
 gc.set_threshold(20_000, 20, 100)
@@ -65,12 +66,21 @@ def _few_objects_to_walk() -> None:
         sys.modules["accelerate.utils.memory"].gc = SimpleNamespace(collect=int)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _models_are_checked_once(request) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        use_passed_checks(patch, request.module)
+        yield
+
+
 def _seed() -> None:
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():  # else `torch.manual_seed` notes the stack
+            torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(scope="module", autouse=True)
