@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import textwrap
+import unicodedata
 
 import pytest
 
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
+from dptune.workflow import public_texts
 from dptune.workflow.ingest import read_corpus
 from dptune.workflow.preflight import check_run
 from dptune.workflow.public_texts import check_public_texts, share_told
@@ -47,6 +50,10 @@ def check(corpus, folder, *overrides):
     check_public_texts(config(*overrides), corpus, data_root=folder, validate=False)
 
 
+def wrapped(texts):
+    return [line for t in texts for line in textwrap.wrap(" ".join(t.split()), 40)]
+
+
 def test_invented_public_text_is_taken(corpus, tmp_path):
     check(corpus, tmp_path)
 
@@ -60,6 +67,27 @@ COPIES = {
     "each on one line": (
         "a.txt",
         lambda texts: "\n".join(" ".join(t.split()) for t in texts),
+    ),
+    "five on a line": (
+        "a.txt",
+        lambda texts: "\n".join(
+            " ".join(" ".join(texts[i : i + 5]).split())
+            for i in range(0, len(texts), 5)
+        ),
+    ),
+    "wrapped": ("a.txt", lambda texts: "\n".join(wrapped(texts))),
+    "wrapped as records": ("a.jsonl", lambda texts: jsonl(wrapped(texts))),
+    "with more around": (
+        "a.jsonl",
+        lambda texts: jsonl(
+            ["Customer: " + " ".join(t.split()) + " (end)" for t in texts]
+        ),
+    ),
+    "cut in two": (
+        "a.jsonl",
+        lambda texts: jsonl(
+            [half for t in texts for half in (t[: len(t) // 2], t[len(t) // 2 :])]
+        ),
     ),
 }
 
@@ -98,6 +126,45 @@ def test_text_of_the_same_kind_is_public(corpus, texts, tmp_path):
     (tmp_path / "a.jsonl").write_text(jsonl(others), encoding="utf-8")
     source = {"kind": "jsonl", "path": "a.jsonl", "id_column": "id"}
     check(corpus, tmp_path, PRETRAINING + json.dumps(source))
+
+
+FRENCH = "Née à Béziers, Zoë dîne chez François à Noël avec une nièce âgée de {} ans"
+JAPANESE = "田中さんは{}番の駅で友達に会い、一緒に古いお寺を見に行きました。"
+
+
+@pytest.mark.parametrize("said", [FRENCH, JAPANESE], ids=["French", "Japanese"])
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        lambda text: text,
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: text.replace(" ", "\u00a0"),
+        lambda text: "".join(chr(ord(c) + 0xFEE0) if c.isdigit() else c for c in text),
+        "\u200b".join,
+    ],
+    ids=["as it is", "apart", "blanks", "wide", "between"],
+)
+def test_other_spellings_of_unicode_are_the_same_text(said, spelt):
+    own = [said.format(i) for i in range(100)]
+    assert share_told(own, map(spelt, own)) == 1
+    others = [t.translate({ord("e"): "o", ord("駅"): "森"}) for t in own]
+    assert share_told(own, map(spelt, others)) == 0
+
+
+def test_run_across_two_readings_is_seen(monkeypatch):
+    own = [f"record {i} says what nobody else says at all, {i}" for i in range(100)]
+    monkeypatch.setattr(public_texts, "_WORDS_AT_ONCE", 7)
+    assert share_told(own, " ".join(own).split(" ")) == 1
+
+
+def test_of_very_many_records_some_are_looked_at(corpus, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(public_texts, "_MOST_RECORDS", 20)
+    looked_at = []
+    monkeypatch.setattr(
+        public_texts, "share_told", lambda own, _: looked_at.append(own) or 0
+    )
+    check(corpus, tmp_path)
+    assert looked_at[0] == texts[::13]
 
 
 def test_one_record_in_a_hundred_may_be_told_by_chance():
