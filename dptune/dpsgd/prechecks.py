@@ -20,13 +20,14 @@ from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.isolation import num_tokens
+from dptune.dpsgd.isolation import COMPARED, make_probe, num_tokens
 from dptune.dpsgd.norms import recomputed_norms
 from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.selfcheck import check_model
+from dptune.dpsgd.untouched import untouched
 from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 
@@ -128,11 +129,7 @@ def row_problems(
     config = getattr(model, "config", None)
     classes = getattr(config, "num_labels", math.inf)
     tokens = num_tokens(model)
-    faulty = sum(
-        int(row.min()) < 0 or int(row.max()) >= tokens
-        for row in data.sequences
-        if len(row)
-    )
+    faulty = _beyond(data, tokens)
     found = []
     given = 0 if own_loss or data.labels is None else max(2, 1 + data.labels.max())
     if given > classes:
@@ -155,6 +152,15 @@ def row_problems(
             )
         )
     return found
+
+
+def _beyond(data: UnitDataset, tokens: float) -> int:
+    """Count rows with a token that is none of so many."""
+    return sum(
+        int(row.min()) < 0 or int(row.max()) >= tokens
+        for row in data.sequences
+        if len(row)
+    )
 
 
 def check_private(
@@ -194,8 +200,37 @@ def check_private(
     randomness = seed_sequence(RandomStream.MODEL, seed=seed)
     groups = group_parameters(trainable_parameters(model), grouping)
     with scoped_randomness(randomness, device=device), training_mode(model):
-        check_model(
-            model, feed.for_private_stage(model), parameter_groups=groups.__getitem__
+        fed = feed.for_private_stage(model)
+        check_model(model, fed, parameter_groups=groups.__getitem__)
+        if math.isinf(tokens):
+            _check_table(model, fed)
+
+
+def _check_table(model: nn.Module, feed: Feed) -> None:
+    """Refuse tokens beyond the table of a model that does not say which one it is.
+
+    It is the one that looks up what the model is given.
+    """
+    batch = make_probe(model, feed).batch((COMPARED[-1],))
+    sizes = [math.inf]
+
+    def look(table: nn.Embedding, inputs: tuple[Any, ...]) -> None:
+        if inputs and torch.equal(inputs[0], batch.input_ids):
+            sizes.append(table.num_embeddings)
+
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    with untouched(model), torch.no_grad(), ExitStack() as hooks:
+        for table in tables:
+            hooks.callback(table.register_forward_pre_hook(look).remove)
+        feed.losses(model, batch)
+    tokens = min(sizes)
+    faulty = _beyond(feed.data, tokens)
+    if faulty or feed.pad_token_id >= tokens:
+        raise ModelError(
+            f"tokens must be from 0 to below {tokens:.0f}, which "
+            f"{type(model).__name__} has embeddings for, got others in {faulty} rows "
+            f"and pad_token_id {feed.pad_token_id}. Give it a larger table, or "
+            "tokenize with fewer."
         )
 
 

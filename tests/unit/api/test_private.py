@@ -518,6 +518,21 @@ class Scaled(nn.Module):
         return output
 
 
+class Plain(nn.Module):
+    """A language model of torch's own layers, which says nothing of its tokens."""
+
+    def __init__(self, num_tokens):
+        super().__init__()
+        self.embed = nn.Embedding(num_tokens, 4)
+        self.places = nn.Embedding(16, 4)
+        self.head = nn.Linear(4, num_tokens)
+
+    def forward(self, input_ids, attention_mask=None, use_cache=False):
+        places = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        hidden = self.embed(input_ids) + self.places(places)
+        return type("Output", (), {"logits": self.head(hidden)})
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(ROWS)
@@ -618,6 +633,11 @@ MISUSES = {
         "Pass what it wraps",
     ),
     "batch_norm": (lambda _: {"model": Normed()}, ModelError, "batch normalisation"),
+    "table_without_the_tokens": (
+        lambda _: {"model": Plain(num_tokens=4)},
+        ModelError,
+        r"below 4, which Plain .* got others in \d\d rows",
+    ),
     "parameter_without_a_rule": (
         lambda _: {"model": Scaled()},
         ModelError,
@@ -743,6 +763,11 @@ def test_misuse_is_refused_before_anything_is_charged(make, model, journal, misu
     with pytest.raises(kind, match=words):
         make(**change(model))
     assert charged(journal) == 0
+
+
+def test_plain_model_with_a_token_for_every_id_is_trained(make):
+    model = Plain(num_tokens=16)
+    assert sum(step.num_steps for step in make(model=model)) > 0
 
 
 def test_all_faults_of_an_optimizer_are_told_at_once(make, model):
