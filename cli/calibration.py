@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -17,15 +18,11 @@ from dptune.reports import blocks
 from dptune.reports.blocks import Block, Chip, Page
 from dptune.reports.render import page_html
 from dptune.results import AttackCost, Calibration
-from dptune.workflow.attack_cost import attack_costs, load_unfitted
-from dptune.workflow.budget import lacks_grant
-from dptune.workflow.device import pick_device
-from dptune.workflow.power import planned_power
-from dptune.workflow.preflight import Checked, check_run
-from dptune.workflow.what_if import calibration
 from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root, llm_access
-from steps._reviewing import read_lists, with_review
+
+if TYPE_CHECKING:  # takes seconds to import, and a configuration may be wrong
+    from dptune.workflow.preflight import Checked
 
 _PAGES = (".html", ".htm")
 
@@ -45,6 +42,10 @@ def show_calibration(
     """
     with Console(stderr=True).status("checking text, model and budget") as status:
         config, checked, refusal = _check(path, overrides, output)
+        from dptune.workflow.budget import lacks_grant
+        from dptune.workflow.power import planned_power
+        from dptune.workflow.what_if import calibration
+
         found = calibration(
             checked.plan,
             config=config.name,
@@ -85,8 +86,11 @@ def _page(found: Calibration) -> Page:
     return calibration_page(found)
 
 
-def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:
+def _attacks(config: TrainConfig, checked: "Checked") -> tuple[AttackCost, ...]:
     """Measure what attacks will take here."""
+    from dptune.workflow.attack_cost import attack_costs, load_unfitted
+    from dptune.workflow.device import pick_device
+
     with freed_memory_kept(pick_device(config.performance.device)):
         return attack_costs(
             load_unfitted(config.model, data_root=data_root()),
@@ -100,11 +104,14 @@ def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:
 
 def _check(
     path: Path, overrides: Sequence[str], output: Path | None
-) -> tuple[TrainConfig, Checked, BudgetExceededError | None]:
+) -> tuple[TrainConfig, "Checked", BudgetExceededError | None]:
     """Check the output, the configuration and the run; tell all problems at once."""
     problems, refusal = _output_problems(output), None
     try:
         config = read_config(path, overrides)
+        from dptune.workflow.preflight import check_run
+        from steps._reviewing import read_lists, with_review
+
         config, digest = with_review(config)
         with current_workspace().work() as folder:
             check = partial(
