@@ -52,36 +52,31 @@ def made_up():
 
 
 def left_out(texts, built=None):
-    """Name rules that match in a text though the prefilter leaves them out."""
+    """Tell which rules match in a text though the prefilter leaves them out."""
     built = built or patterns._prefilter(HIGH_ENTITY_TYPES)
-    missed = set()
     for text in texts:
         plain = apart(canonical(text)[0])
         lowered = patterns.lower_in_place(plain)
         places = patterns._Places(plain, lowered)
         for number in {*range(len(RULES))} - {*built.candidates(lowered)}:
             rule = RULES[number]
-            if any(
-                True
-                for _ in patterns._matches(
-                    rule, plain if rule.cased else lowered, places
-                )
-                if places.may_hold(rule)
+            read = plain if rule.cased else lowered
+            if places.may_hold(rule) and any(
+                True for _ in patterns._matches(rule, read, places)
             ):
-                missed.add(number)
-    return missed
+                yield number
 
 
 def test_prefilter_leaves_out_no_rule_that_matches():
     texts = made_up()
     assert len(texts) > 3_500
-    assert not left_out(texts)
+    assert not {*left_out(texts)}
 
 
 @given(st.lists(st.one_of(st.sampled_from([*ODD, *(r[0] for r in FOUND)]), st.text())))
 @settings(deadline=None)
 def test_prefilter_leaves_out_no_rule_in_any_text(pieces):
-    assert not left_out(["".join(pieces), " ".join(pieces)])
+    assert not {*left_out(["".join(pieces), " ".join(pieces)])}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +89,7 @@ def test_prefilter_leaves_out_no_rule_in_real_text(shared_data, file):
         with gzip.open(shared_data / file, "rt", encoding="utf8") as lines:
             texts = [text_of(json.loads(line)) for line, _ in zip(lines, range(150))]  # noqa: B905
     draw = random.Random(1)  # noqa: S311 - nothing is secret
-    assert not left_out([*texts, *(changed(text, draw) for text in texts)])
+    assert not {*left_out([*texts, *(changed(text, draw) for text in texts)])}
 
 
 def text_of(row):
@@ -173,7 +168,7 @@ def test_twin_that_narrows_an_expression_leaves_rules_out(monkeypatch, twin):
     narrow = prefilter.Prefilter(
         [[[rule.pattern] for rule in family] for family in patterns._FAMILIES]
     )
-    assert left_out(made_up()[::3], narrow)
+    assert any(True for _ in left_out(made_up()[::3], narrow))
 
 
 def test_prefilter_returns_everything_where_a_window_may_cut_a_word(monkeypatch):
