@@ -20,6 +20,7 @@ from dptune.dpsgd.distributed import Ranks, ReplicatedSums
 from dptune.dpsgd.noise import IndependentNoise
 from dptune.workflow import rank
 from dptune.workflow.shared_job import read_job, train_share
+from tests.support.checked import use_passed_checks
 
 
 def noise_on_every_rank(patch):
@@ -74,6 +75,12 @@ def keep(folder, name, kept):
 
 def main(folder):
     """Run the honest job, then the twins."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_passed_checks(patch, sys.modules[__name__])
+        _run(folder)
+
+
+def _run(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "destroy_process_group", lambda: None)
         kept = watch(patch)

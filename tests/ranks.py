@@ -8,7 +8,6 @@ of the time. Every rank writes what it got to `<scenario>.<rank>.safetensors` or
 import faulthandler
 import json
 import math
-import subprocess
 import sys
 import traceback
 from dataclasses import replace
@@ -44,7 +43,9 @@ from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, DptuneError
 from dptune.mechanisms.clip_rules import Automatic, DcSgd, Psac, QuantileClip
 from dptune.models.build import add_lora
+from tests.forks import run_forked
 from tests.support import models, oracles
+from tests.support.checked import use_passed_checks
 
 CPU = torch.device("cpu")
 PER_NODE = 2
@@ -584,12 +585,14 @@ def _work(rank: int, size: int, folder: Path, scenarios) -> None:
         timeout=timedelta(minutes=5),
     )
     ranks = Ranks.current()
-    for scenario in scenarios:
-        try:
-            scenario(folder, ranks)
-        except Exception as error:
-            traceback.print_exc()
-            raise RuntimeError(scenario.__name__) from error
+    with pytest.MonkeyPatch.context() as patch:
+        use_passed_checks(patch, sys.modules[__name__])
+        for scenario in scenarios:
+            try:
+                scenario(folder, ranks)
+            except Exception as error:
+                traceback.print_exc()
+                raise RuntimeError(scenario.__name__) from error
     dist.destroy_process_group()
 
 
@@ -600,8 +603,7 @@ def run_scenarios(folder: Path, scenarios) -> None:
         for size, actions in scenarios.items()
         for action in actions
     ]
-    program = [sys.executable, "-m", "tests.ranks", str(folder), *names]
-    subprocess.run(program, check=True, cwd=Path(__file__).parents[1])
+    run_forked("-m", "tests.ranks", folder, *names).check_returncode()
 
 
 def _fork(folder: Path, names) -> None:

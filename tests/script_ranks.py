@@ -38,6 +38,7 @@ from dptune.integrations import private_training
 from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
+from tests.support.checked import use_passed_checks
 from tests.unit.integrations.conftest import (
     asked,
     make_prompts,
@@ -465,9 +466,11 @@ SCENARIOS = (_killed, _sums, _adapters, _resumed, _noise, _twins, _meddled, _ref
 def main(folder, *names):
     """Run all scenarios on this rank, or those that are named."""
     rank = int(os.environ["RANK"])
-    for scenario in SCENARIOS:
-        if not names or scenario.__name__ in names:
-            scenario(folder, rank)
+    with pytest.MonkeyPatch.context() as patch:
+        use_passed_checks(patch, sys.modules[__name__])
+        for scenario in SCENARIOS:
+            if not names or scenario.__name__ in names:
+                scenario(folder, rank)
     dist.destroy_process_group()
 
 

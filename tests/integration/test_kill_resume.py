@@ -1,14 +1,11 @@
 """Ten kills at random moments of a training run; benchmarks/ does two hundred."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.forks import REPOSITORY, run_forked
+
 TWINS = {
     "late": "under_counts",
     "once": "under_counts",
@@ -20,15 +17,7 @@ TWINS = {
 @pytest.fixture(scope="module")
 def found():
     script = REPOSITORY / "benchmarks" / "kill_resume.py"
-    done = subprocess.run(
-        [sys.executable, script, "10", "--twins"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
+    done = run_forked(script, 10, "--twins")
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from infra.workspace import REPOSITORY
 from tests import script_ranks as scenarios
+from tests.forks import run_forked
 from tests.support.statistics import (
     FALSE_ALARM_RATE,
     variance_bounds,
@@ -34,16 +35,7 @@ LAUNCH = (
 def two(tmp_path_factory):
     """What two ranks left, one of which was killed and started again."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [sys.executable, *LAUNCH.split(), str(folder)],
-        cwd=REPOSITORY,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_forked(*LAUNCH.split(), folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -23,6 +23,7 @@ from dptune.workflow.shared_job import (
 )
 from infra.workspace import REPOSITORY
 from tests import agent_ranks as scenarios
+from tests.forks import run_forked
 from tests.support.statistics import (
     FALSE_ALARM_RATE,
     variance_bounds,
@@ -33,6 +34,7 @@ from .conftest import PERFORMANCE
 
 STDDEV = 0.5  # noise multiplier 1, C 0.5
 BATCH = 8  # the public divisor
+ON_LOOPBACK = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def free_port():
@@ -80,26 +82,31 @@ def two(tmp_path_factory, inputs):
     folder = tmp_path_factory.mktemp("agents")
     for name in ("honest", *scenarios.TWINS):
         write(folder / name, inputs, processes=2)
-    both = "-m tests.forked_agents 2"
-    agents = start(both, "tests.agent_ranks", folder, ranks=1, port=free_port())
-    told = agents.communicate(timeout=300)[1]
-    assert agents.returncode == 0, told[-4000:]
+    line = command("tests.agent_ranks", folder, ranks=1, port=free_port())
+    done = run_forked("-m", "tests.forked_agents", 2, *line, **ON_LOOPBACK)
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 
-def start(launcher, program, folder, *, ranks, port):
-    """Start an agent of so many ranks, which meets another one over TCP."""
-    command = (
-        f"{launcher} --nnodes 2 --nproc-per-node {ranks} --rdzv-backend c10d "
-        f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{port} "
-        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'} -m {program}"
+def command(program, folder, *, ranks, port):
+    """What an agent of so many ranks is told, which meets another one over TCP."""
+    return (
+        *f"--nnodes 2 --nproc-per-node {ranks} --rdzv-backend c10d".split(),
+        *f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{port}".split(),
+        *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "logs")),
+        *("-m", program, str(folder)),
     )
+
+
+def start(program, folder, *, ranks, port):
+    """Start an agent."""
+    line = command(program, folder, ranks=ranks, port=port)
     return subprocess.Popen(
-        [sys.executable, *command.split(), str(folder)],
+        [sys.executable, "-m", "torch.distributed.run", *line],
         cwd=REPOSITORY,
         env=os.environ
         | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        | ON_LOOPBACK,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -108,10 +115,7 @@ def start(launcher, program, folder, *, ranks, port):
 def run_agents(program, folder, *, ranks):
     """Run two agents of so many ranks each; return how they end."""
     port = free_port()
-    agents = [
-        start("-m torch.distributed.run", program, folder, ranks=count, port=port)
-        for count in ranks
-    ]
+    agents = [start(program, folder, ranks=count, port=port) for count in ranks]
     ends = [agent.communicate(timeout=300)[1] for agent in agents]
     return [agent.returncode for agent in agents], "\n".join(ends)[-4000:]
 
