@@ -1,7 +1,7 @@
 """What somebody deleted in MLflow: an experiment, or the run behind a version."""
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage
+from mlflow.entities import LifecycleStage, Run
 from mlflow.entities.model_registry import ModelVersion
 
 from dptune.errors import ArtifactError
@@ -27,8 +27,8 @@ def refuse_deleted_experiment(client: MlflowClient, name: str) -> None:
         )
 
 
-def keeping_run(version: ModelVersion) -> str:
-    """Return the id of the run that keeps a version's evidence and decisions.
+def keeping_run(version: ModelVersion) -> Run:
+    """Return the run that keeps a version's evidence and decisions.
 
     What lies in MLflow's trash can be read until `mlflow gc` empties it. Somebody threw
     it away all the same, so that no decision may rest on it.
@@ -48,7 +48,7 @@ def keeping_run(version: ModelVersion) -> str:
     elif run.info.lifecycle_stage != LifecycleStage.ACTIVE:
         restore = f"it: `mlflow runs restore --run-id {run_id}`"
     else:
-        return run_id
+        return run
     raise ArtifactError(
         f"version {version.version} of {version.name} must have its run in MLflow, "
         "which keeps its evidence and decisions, but the run or its experiment was "

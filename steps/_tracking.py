@@ -105,7 +105,7 @@ def register_model(
     mlflow.log_metrics(
         {k: v for k, v in metrics.items() if math.isfinite(v)}, model_id=model_id
     )
-    run_id = keeping_run(found)
+    run_id = keeping_run(found).info.run_id
     for part in sorted(folder.glob("local_*")):  # the user's and the server's
         client.log_artifact(run_id, str(part), "local")
     for part in sorted(folder.glob("controller_*")):  # its policy and its trace
@@ -328,7 +328,8 @@ def record_decision(
 
 def _keep_files(version: RegisteredVersion, files: Mapping[str, str]) -> None:
     """Keep texts with the run that made a version, whatever run is active."""
-    run_id = keeping_run(get_version(version.model_name, version.version))
+    kept = get_version(version.model_name, version.version)
+    run_id = keeping_run(kept).info.run_id
     for name, text in files.items():
         MlflowClient().log_text(run_id, text, name)
 
@@ -367,16 +368,15 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
         ArtifactError: the run that keeps it was deleted.
         OSError, MlflowException: it is there and cannot be read, as on a full disk.
     """
-    run_id = keeping_run(get_version(model_name, version))
+    run = keeping_run(get_version(model_name, version))
+    store = get_artifact_repository(run.info.artifact_uri)  # each `runs:/` asks anew
     folder = str(PurePosixPath(name).parent)
-    where = {} if folder == "." else {"path": folder}
-    beside = MlflowClient().list_artifacts(run_id, **where)
+    beside = store.list_artifacts(None if folder == "." else folder)
     if not any(entry.path == name and not entry.is_dir for entry in beside):
         return None
     with TemporaryDirectory(prefix="dptune-version-") as home:
-        place = mlflow.artifacts.download_artifacts(
-            f"runs:/{run_id}/{name}", dst_path=home
-        )
+        with redirect_stderr(io.StringIO()):  # a bar of progress
+            place = store.download_artifacts(name, dst_path=home)  # type: ignore[no-untyped-call]
         body = Path(place).read_bytes()
     try:
         return body.decode("utf-8")

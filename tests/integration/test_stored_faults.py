@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 import yaml
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from sqlalchemy.exc import OperationalError
 from zenml.orchestrators.step_launcher import StepLauncher
 
@@ -113,7 +114,7 @@ def test_file_on_a_full_disk_is_no_file_that_is_absent(evidence, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", full)
+    monkeypatch.setattr(LocalArtifactRepository, "download_artifacts", full)
     with pytest.raises(OSError, match="space"):
         _tracking.read_file(MODEL, "2", "evidence.json")
     assert _tracking.read_file(MODEL, "2", "none/there.json") is None

@@ -422,7 +422,8 @@ def test_version_whose_run_lies_in_the_trash_is_neither_judged_nor_promoted(in_t
 
 def test_twin_that_reads_what_lies_in_the_trash_passes_it(in_trash, monkeypatch):
     second, _ = in_trash
-    monkeypatch.setattr(_tracking, "keeping_run", lambda version: version.run_id)
+    run = MlflowClient().get_run(second.known.run_id)
+    monkeypatch.setattr(_tracking, "keeping_run", lambda version: run)
     assert second.decide() == ("PASS", {})
     second.promote()
 
