@@ -9,7 +9,6 @@
 | every charge was paid | the budget store |
 """
 
-import hashlib
 from datetime import UTC, datetime
 
 from zenml import get_step_context
@@ -43,11 +42,7 @@ from steps import _champions, _tracking
 from steps._lineage import trained_over
 from steps._lost import budget_store, lost_heads
 from steps._noting import cut_trail
-
-
-def digest_of(text: str) -> str:
-    """SHA-256 of evidence as it is stored."""
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+from steps._tracking import digest_of
 
 
 def keep_evidence(dossier: Dossier, version: RegisteredVersion) -> None:

@@ -50,28 +50,65 @@ def refuse_trained_base(config: TrainConfig, *, data_root: Path) -> None:
         raise PrivacyError(f"model.source must be a public model, got {learnt}")
 
 
+def refuse_other_training(dossier: Dossier, model_name: str) -> None:
+    """Refuse evidence of a version that another training had made before.
+
+    A training that changes no weight would else take the place of what they learnt.
+
+    Raises:
+        ArtifactError: it began with another base model, or was of another data set.
+    """
+    found = _tracking.find_version(model_name, digest=dossier.model_digest)
+    known = None if found is None else _noted(model_name, str(found.version))
+    if found and known and _origin(known) != _origin(dossier):
+        raise ArtifactError(
+            f"the trained model must not be version {found.version} of {model_name} "
+            "again, which was trained over another base model or on another data set: "
+            "its evidence would be lost. The training changed no weight; raise its "
+            "learning rate."
+        )
+
+
+def _origin(dossier: Dossier) -> tuple[str, str]:
+    return dossier.exposure.base_model_digest, _data_set(dossier)
+
+
+def _noted(name: str, version: str) -> Dossier | None:
+    """Read the evidence of a version, where it is what the registry noted."""
+    text = _tracking.read_file(name, version, _tracking.EVIDENCE) or ""
+    noted = _tracking.evidence_digest_of(_tracking.get_version(name, version))
+    if noted == _tracking.digest_of(text):
+        with suppress(ValueError):
+            return Dossier.model_validate_json(text)
+    return None
+
+
 def _learnt_before(
     base: str, data_set: str, *, but: tuple[str, str] | None = None
 ) -> str:
     """Name the version that a base model is, where it learnt from a data set.
 
-    It is known by its digest among all versions of the registry but one. A version
-    whose evidence cannot be read is taken to be of this data set.
+    It is known by its digest among all versions of the registry but one, and so is the
+    model that it was trained over in its turn. A version whose evidence cannot be read,
+    is not what the registry noted or names no data set is taken to be of this one.
     """
-    for name in _tracking.model_names():
-        found = _tracking.find_version(name, digest=base)
-        if found is None or (name, str(found.version)) == but:
-            continue
-        text = _tracking.read_file(name, str(found.version), _tracking.EVIDENCE)
-        other = data_set
-        with suppress(ValueError):
-            other = _data_set(Dossier.model_validate_json(text or ""))
-        if other == data_set:
-            return (
-                f"version {found.version} of {name}, which had learnt from data set "
-                f"{data_set!r} before: what it has learnt is in no claim of a later "
-                "training. Begin with the model that it was trained from."
-            )
+    seen, bases = set[str](), [base]
+    while bases:
+        seen.add(base := bases.pop())
+        for name in _tracking.model_names():
+            found = _tracking.find_version(name, digest=base)
+            if found is None or (name, str(found.version)) == but:
+                continue
+            other, known = data_set, _noted(name, str(found.version))
+            if known is not None:
+                other = _data_set(known) or data_set
+                bases += {known.exposure.base_model_digest} - seen
+            if other == data_set:
+                return (
+                    f"version {found.version} of {name}, which had learnt from data "
+                    f"set {data_set!r} before: what it has learnt is in no claim of a "
+                    "later training. Begin with the model that it was trained from."
+                )
     return ""
 
 

@@ -20,6 +20,7 @@ from steps import _registry, _tracking
 from steps._deciding import parse_dossier
 from steps._evidence import is_noted, keep_evidence
 from steps._files import register_files
+from steps._lineage import refuse_other_training
 from steps._registry import link_run
 
 
@@ -49,9 +50,11 @@ def register_dossier(
     """Register weights with their claims as searchable metrics and tags.
 
     Raises:
-        ArtifactError: the store holds other files than those that were registered.
+        ArtifactError: the store holds other files than those that were registered, or
+            another training made the same weights.
     """
     with _registry.registering(model_name, dossier.model_digest):
+        refuse_other_training(dossier, model_name)
         version = _tracking.register_model(
             folder,
             model_name=model_name,

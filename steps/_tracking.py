@@ -9,6 +9,7 @@ Record text, canaries and private curves never come here; per-record losses on h
 records lie in `evidence.json`, inside the trust boundary of the tracking server.
 """
 
+import hashlib
 import io
 import math
 from collections.abc import Iterator, Mapping
@@ -150,6 +151,11 @@ def keep_evidence(
     """
     _keep_files(version, {EVIDENCE: evidence, SIGNED_EVIDENCE: signed})
     _tag(version, {_EVIDENCE: digest, _PAID: paid})
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of evidence as it is stored."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def evidence_digest_of(version: ModelVersion) -> str:
