@@ -33,6 +33,7 @@ from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import PlannedUnits, check_bound, far_off, units_for
 from dptune.workflow.power import canary_doubt, members_doubt
 from dptune.workflow.public_texts import check_public_texts
+from dptune.workflow.respelled import spelt_twice
 from dptune.workflow.score import check_judge
 
 ResultT = TypeVar("ResultT")
@@ -192,6 +193,7 @@ def check_run(
         units_by_split=corpus.report.num_units,
         warnings=(
             *far_off(config, corpus.report),
+            *spelt_twice(config.data.source, corpus.source_units),
             *unread_keys(corpus.report),
             *(cut or ()),
             *filter(None, doubts),

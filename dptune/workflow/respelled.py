@@ -138,6 +138,41 @@ def ways_to_spell(source: DataSource) -> Spell:
     return _otherwise
 
 
+def spelt_twice(source: DataSource, ids: Iterable[str]) -> tuple[str, ...]:
+    """Say how many units of one corpus may be another one in another spelling.
+
+    Nothing is refused: who names people by letters in which capitals count has two.
+
+    Args:
+        source: nothing is said of one that names no unit beside a record.
+        ids: of its units, repeated as one likes.
+    """
+    if getattr(source, "unit_column", None) is None:
+        return ()
+    units = set(ids)
+    if not (number := len(units) - len(set(map(_plain, units)))):
+        return ()
+    said = (
+        f"{number:,} of {len(units):,} units have an id that another has in another "
+        "spelling (capitals, leading zeros, 17.0 for 17, a UUID's dashes): if these "
+        "are the same people, each is two units, and claims are about one of them. "
+        "Spell ids in one way."
+    )
+    return (said,)
+
+
+def _plain(unit: str) -> str:
+    """Write an id in the one of its spellings that stands for all.
+
+    >>> {_plain(unit) for unit in ("017.0", "17")}
+    {'17'}
+    """
+    if number := _NUMBER.fullmatch(unit):
+        return number[1]
+    bare = unit.strip("{}").replace("-", "")
+    return bare.lower() if _HEXADECIMAL.fullmatch(bare) else unit.lower()
+
+
 def _otherwise(unit: str) -> set[str]:
     """Write an id in other letters, as a number of other width, or as another UUID.
 

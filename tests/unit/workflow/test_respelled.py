@@ -16,6 +16,7 @@ from dptune.accounting.store.verify import verify
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
 from dptune.data.building import build_corpus
+from dptune.data.source import JsonlSource
 from dptune.data.splitting import SplitSettings
 from dptune.errors import BudgetExceededError
 from dptune.privacy import NeighboringRelation, Notion
@@ -24,6 +25,7 @@ from dptune.workflow.budget import check_budget, reserve_budget
 from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import units_for
 from dptune.workflow.preflight import plan_for
+from dptune.workflow.respelled import spelt_twice
 from infra.workspace import REPOSITORY
 
 from .conftest import KEY
@@ -254,3 +256,26 @@ def test_twin_that_knows_one_spelling_lets_a_budget_begin_anew(
 ):
     monkeypatch.setattr(respelled, "_otherwise", lambda unit: {unit})
     spend_twice(months, tmp_path, url)
+
+
+BY_USER = JsonlSource(path="rows.jsonl", unit_column="user")
+
+
+@pytest.mark.parametrize(
+    ("ids", "number"),
+    [
+        (["Ann@x.org", "ann@x.org", "bob@x.org"], "1 of 3"),
+        (["7", "007", "7.0", "8", "8"], "2 of 4"),
+        ([GUIDS[0], GUIDS[0].replace("-", ""), f"{{{GUIDS[0].upper()}}}"], "2"),
+    ],
+)
+def test_person_in_two_spellings_of_one_corpus_is_told(ids, number):
+    (said,) = spelt_twice(BY_USER, ids)
+    assert said.startswith(f"{number} ")
+    assert not any(unit in said for unit in ids if len(unit) > 3)
+
+
+def test_people_in_one_spelling_are_nothing_to_tell():
+    assert spelt_twice(BY_USER, ["ann", "ann", "bob", "7", "17", "7.5"]) == ()
+    records = JsonlSource(path="rows.jsonl", id_column="id")
+    assert spelt_twice(records, ["a", "A"]) == ()
