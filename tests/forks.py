@@ -11,8 +11,11 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from unittest import mock
+
+from dptune.errors import DptuneError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PRELOADED = (
@@ -25,7 +28,15 @@ PRELOADED = (
     "dptune.workflow.train_stage",
     "dptune.accounting.store.store",
 )
+ALL_HAVE = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 FORKS = multiprocessing.get_context("forkserver")
+
+
+def serve() -> None:
+    """Start this process' fork server, unless it is there."""
+    with mock.patch.dict(os.environ, ALL_HAVE):
+        FORKS.set_forkserver_preload(list(PRELOADED))
+        ensure_running()
 
 
 def run_forked(*command, timeout=600, **environment) -> subprocess.CompletedProcess:
@@ -33,11 +44,11 @@ def run_forked(*command, timeout=600, **environment) -> subprocess.CompletedProc
 
     One that does not end in time is killed; its exit code is then that of a kill.
     """
-    changes = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
-    with tempfile.TemporaryDirectory() as name, mock.patch.dict(os.environ, changes):
-        FORKS.set_forkserver_preload(list(PRELOADED))  # for its first start
+    serve()
+    environment = os.environ | ALL_HAVE | environment
+    with tempfile.TemporaryDirectory() as name:
         printed = [Path(name, stream) for stream in ("out", "err")]
-        arguments = (list(map(str, command)), dict(os.environ), printed)
+        arguments = (list(map(str, command)), environment, printed)
         process = FORKS.Process(target=_run, args=arguments)
         process.start()
         process.join(timeout)
@@ -71,3 +82,14 @@ def _print_to(out: Path, err: Path) -> None:
             os.dup2(opened.fileno(), number)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1)
+
+
+def be_rank(folder: str) -> None:
+    """Be what torch's agent started as `python -m dptune.workflow.rank FOLDER`."""
+    from dptune.workflow import rank  # noqa: PLC0415 - only forks have imported torch
+
+    os.environ[rank.AGENT] = str(os.getppid())
+    try:
+        rank.main(Path(folder))
+    except DptuneError:
+        sys.exit(1)

@@ -45,6 +45,7 @@ from dptune.workflow.shared_job import (
 )
 from dptune.workflow.train_stage import run_stage
 from infra.workspace import REPOSITORY
+from tests.forks import be_rank, serve
 from tests.support import oracles
 
 from .conftest import PERFORMANCE, spent_steps
@@ -90,6 +91,19 @@ def started(monkeypatch):
 
     monkeypatch.setattr(ranks._Agent, "_start_workers", start)
     return pids
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Fork ranks from a process that has imported what they need."""
+    serve()
+    honest = ranks._Agent.__init__
+
+    def init(self, spec, logs, **options):
+        spec.entrypoint, spec.args = be_rank, spec.args[-1:]
+        honest(self, spec, logs, start_method="forkserver", **options)
+
+    monkeypatch.setattr(ranks._Agent, "__init__", init)
 
 
 def left(pids):
@@ -159,7 +173,7 @@ def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, start
 
 
 def test_refused_block_stops_sharded_ranks_and_one_process_goes_on(
-    make_inputs, tmp_path, started, hold, store, url, monkeypatch
+    make_inputs, tmp_path, started, forked, hold, store, url, monkeypatch
 ):
     """Such as where an equal run in another folder has drawn what was held."""
     monkeypatch.setattr(Spender, "ensure", lambda *_, **__: None)
