@@ -60,7 +60,7 @@ def test_canary_that_the_model_cannot_read_is_refused_before_a_charge(
     make_inputs, tmp_path
 ):
     spec = CanarySpec(
-        template="and so on " * 500 + "{secret}", num_planted=2, num_held_out=2
+        template="and so on " * 50 + "{secret}", num_planted=2, num_held_out=2
     )
     with pytest.raises(ConfigError, match="positions of the model"):
         run(make_inputs(), tmp_path, canaries=draw_canaries(spec, seed=0))
