@@ -4,6 +4,7 @@ Names of files do not tell it: a copy may have another name, format or order, ho
 than the private data, or less. So texts are compared, whatever they are called.
 """
 
+import html
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from dptune.models.source import ArchitectureSource, TrainedTokenizer
 from dptune.workflow.ingest import read_public
 
 _WORDS: Final = re.compile(r"\w+")
+_ESCAPE: Final = re.compile(r"\\+(?:u([0-9A-Fa-f]{4})|[nrtbf\"/])")
 _FEWEST_WORDS: Final = 8
 _RUN: Final = 13
 _LEAST_COVERED: Final = 0.95
@@ -86,9 +88,9 @@ def share_told(private: Iterable[str], public: Iterable[str]) -> float:
     words stand in runs of 13 words (of all of them, if it has fewer) that follow each
     other somewhere: Brown et al. (2020), appendix C, tell copies by as many. So texts
     may be joined, cut, wrapped otherwise and have more around them. Case, blanks,
-    punctuation, accents and spellings of Unicode do not matter. Records of fewer than
-    eight words are not counted, which many people write; a letter of a script without
-    blanks is half a word. 0 where there are no others.
+    punctuation, accents, spellings of Unicode and escapes of JSON and HTML do not
+    matter. Records of fewer than eight words are not counted, which many people write;
+    a letter of a script without blanks is half a word. 0 where there are no others.
 
     >>> told = ["Ann: I have lived in the old mill since", "May. Is that right?"]
     >>> share_told(["I have lived in the old mill since may"], told)
@@ -178,10 +180,15 @@ def _public(
 
 def _told(text: str) -> list[list[str]]:
     """Return the words of every line of a text that has some."""
-    said = said_in_turns(text)
+    said = html.unescape(_ESCAPE.sub(_unescaped, said_in_turns(text)))
     if not said.isascii():
         said = unicodedata.normalize("NFKD", said).translate(_LETTERS)
     return [*filter(None, map(_WORDS.findall, said.casefold().splitlines()))]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """Read an escape of JSON, such as of a file whose lines are taken as they are."""
+    return chr(int(escape[1], 16)) if escape[1] else "\n"
 
 
 class _Letters(dict[int, str]):

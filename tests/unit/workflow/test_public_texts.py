@@ -83,6 +83,7 @@ COPIES = {
             ["Customer: " + " ".join(t.split()) + " (end)" for t in texts]
         ),
     ),
+    "as lines of JSON": ("a.txt", jsonl),
     "cut in two": (
         "a.jsonl",
         lambda texts: jsonl(
@@ -141,8 +142,11 @@ JAPANESE = "田中さんは{}番の駅で友達に会い、一緒に古いお寺
         lambda text: text.replace(" ", "\u00a0"),
         lambda text: "".join(chr(ord(c) + 0xFEE0) if c.isdigit() else c for c in text),
         "\u200b".join,
+        json.dumps,
+        lambda text: json.dumps(json.dumps(text)),
+        lambda text: text.encode("ascii", "xmlcharrefreplace").decode(),
     ],
-    ids=["as it is", "apart", "blanks", "wide", "between"],
+    ids=["as it is", "apart", "blanks", "wide", "between", "JSON", "twice", "HTML"],
 )
 def test_other_spellings_of_unicode_are_the_same_text(said, spelt):
     own = [said.format(i) for i in range(100)]
