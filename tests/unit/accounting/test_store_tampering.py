@@ -3,9 +3,10 @@
 # ruff: noqa: S608 - the statements are the tests' own
 
 import json
+import shutil
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from dptune.accounting.store import log
@@ -22,13 +23,33 @@ from tests.budgets import cost, grant, request, run
 LAST = 9  # grant, data set, 2 x (reserve, spend, close), reserve
 
 
+def fill(store):
+    """Write the entries that the tests change."""
+    store.grant(grant(10.0))
+    run(store, range(20), "a", cost(2))
+    run(store, range(30), "b", cost(3))
+    store.reserve(request(range(30), "c", cost(1)))
+
+
+@pytest.fixture(scope="module")
+def filled(sqlite_budget):
+    """A file of such a store, whose copies are as good."""
+    url = sqlite_budget()
+    made = BudgetStore.open(url)
+    fill(made)
+    made.engine.dispose()
+    return make_url(url).database
+
+
 @pytest.fixture
-def store(budget_url):
+def store(budget_url, filled):
+    url = make_url(budget_url)
+    is_file = url.get_backend_name() == "sqlite"
+    if is_file:
+        shutil.copy(filled, url.database)
     made = BudgetStore.open(budget_url)
-    made.grant(grant(10.0))
-    run(made, range(20), "a", cost(2))
-    run(made, range(30), "b", cost(3))
-    made.reserve(request(range(30), "c", cost(1)))
+    if not is_file:
+        fill(made)
     yield made
     made.engine.dispose()
 
