@@ -143,7 +143,7 @@ def check_run(
         access=access,
         accelerators=accelerators,
     )
-    _attempt(
+    copied = _attempt(
         lambda: check_public_texts(
             config, corpus, data_root=data_root, validate=validate, folder=folder
         ),
@@ -195,6 +195,7 @@ def check_run(
             *far_off(config, corpus.report),
             *spelt_twice(config.data.source, corpus.source_units),
             *unread_keys(corpus.report),
+            *(copied or ()),
             *(cut or ()),
             *filter(None, doubts),
         ),

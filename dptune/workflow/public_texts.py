@@ -47,7 +47,7 @@ def check_public_texts(
     data_root: Path,
     validate: bool = True,
     folder: Path | None = None,
-) -> None:
+) -> tuple[str, ...]:
     """Read every public text of a run, and refuse one that holds the private data.
 
     Args:
@@ -57,12 +57,15 @@ def check_public_texts(
         validate: see `read_public`.
         folder: see `read_public`.
 
+    Returns:
+        Warnings of public texts that hold fewer of them.
+
     Raises:
         DataError: a public text cannot be used.
         ConfigError: more than 1 % of the private records stand in it; where there are
             more than 2^15, of as many, evenly spread.
     """
-    problems = []
+    problems, warnings = [], []
     records = [] if corpus is None else _spread(corpus)
     texts = _public(config, data_root=data_root, validate=validate, folder=folder)
     for path, public in texts:
@@ -77,8 +80,15 @@ def check_public_texts(
                     next_step="Take them out of it, or name another text.",
                 )
             )
+        elif share:
+            warnings.append(
+                f"{path} holds {share:.2%} of the private records. They are learnt "
+                "without noise, and every claim takes what they say as public "
+                "(base_model_is_public). Take them out, unless many people write so."
+            )
     if problems:
         raise ConfigError(problems)
+    return tuple(warnings)
 
 
 def share_told(private: Iterable[str], public: Iterable[str]) -> float:

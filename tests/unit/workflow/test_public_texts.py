@@ -47,7 +47,9 @@ def jsonl(texts):
 
 
 def check(corpus, folder, *overrides):
-    check_public_texts(config(*overrides), corpus, data_root=folder, validate=False)
+    return check_public_texts(
+        config(*overrides), corpus, data_root=folder, validate=False
+    )
 
 
 def wrapped(texts):
@@ -55,7 +57,13 @@ def wrapped(texts):
 
 
 def test_invented_public_text_is_taken(corpus, tmp_path):
-    check(corpus, tmp_path)
+    assert check(corpus, tmp_path) == ()
+
+
+def test_few_private_records_in_public_text_are_told(corpus, texts, tmp_path):
+    (tmp_path / "public.txt").write_text("\n".join([*OTHERS, texts[0]]))
+    (told,) = check(corpus, tmp_path, PRETRAINING + "{kind: text, path: public.txt}")
+    assert f"source holds {1 / len(texts):.2%} of the private records" in told
 
 
 COPIES = {
