@@ -1,24 +1,26 @@
-"""Was a model trained over one that had learnt from the same data set before?
+"""Was a model trained over one that this project had trained before, and on whom?
 
-A certificate counts the training of its own version. A base model that this project
-trained on the same people is no public one: what it learnt of them adds up with that.
+A certificate counts the training of its own version. A base model that learnt from the
+same people is no public one: what it learnt of them adds up with that. One that learnt
+from others, and was refused for what it gives away of them, still does.
 """
 
 from contextlib import suppress
 from pathlib import Path
 
 from dptune.config import TrainConfig
-from dptune.errors import ArtifactError, ModelError, PrivacyError
+from dptune.errors import ArtifactError, GateFailedError, ModelError, PrivacyError
+from dptune.gates.decision import GateOutcome
 from dptune.models.digest import model_digest
 from dptune.models.folder import folder_of
 from dptune.models.source import PathSource
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
-from steps import _tracking
+from steps import _noting, _tracking
 
 
 def trained_over(dossier: Dossier, version: RegisteredVersion) -> str:
-    """Say that the base model is a version that learnt from this data set; or nothing.
+    """Say that the base model is a version that must not be trained over; or nothing.
 
     Args:
         dossier: of the version.
@@ -31,7 +33,7 @@ def trained_over(dossier: Dossier, version: RegisteredVersion) -> str:
 
 
 def refuse_trained_base(config: TrainConfig, *, data_root: Path) -> None:
-    """Refuse a base model in a folder that learnt from the data set of a run before.
+    """Refuse a base model in a folder that learnt from people before, as below.
 
     The gate would refuse what is trained over it, after all was spent.
 
@@ -40,7 +42,8 @@ def refuse_trained_base(config: TrainConfig, *, data_root: Path) -> None:
         data_root: folder that relative paths start from.
 
     Raises:
-        PrivacyError: it is a version of the registry, trained on this data set.
+        PrivacyError: it is a version of the registry, trained on this data set, or on
+            another one and not passed by the gate.
     """
     source, base = config.model.source, ""
     if isinstance(source, PathSource):
@@ -88,9 +91,11 @@ def _learnt_before(
 ) -> str:
     """Name the version that a base model is, where it learnt from a data set.
 
-    It is known by its digest among all versions of the registry but one, and so is the
-    model that it was trained over in its turn. A version whose evidence cannot be read,
-    is not what the registry noted or names no data set is taken to be of this one.
+    So is one that learnt from another and has no pass: a training over it takes nothing
+    back. It is known by its digest among all versions of the registry but one, and so
+    is the model that it was trained over in its turn. A version whose evidence cannot
+    be read, is not what the registry noted or names no data set is taken to be of this
+    one.
     """
     seen, bases = set[str](), [base]
     while bases:
@@ -103,13 +108,26 @@ def _learnt_before(
             if known is not None:
                 other = _data_set(known) or data_set
                 bases += {known.exposure.base_model_digest} - seen
+            who = f"version {found.version} of {name}, which had learnt from data set"
             if other == data_set:
                 return (
-                    f"version {found.version} of {name}, which had learnt from data "
-                    f"set {data_set!r} before: what it has learnt is in no claim of a "
-                    "later training. Begin with the model that it was trained from."
+                    f"{who} {data_set!r} before: what it has learnt is in no claim of "
+                    "a later training. Begin with the model that it was trained from."
+                )
+            if not _passed(name, str(found.version)):
+                return (
+                    f"{who} {other!r} and has no PASS: what it gives away of them is "
+                    "given away by what is trained over it. Begin with a version that "
+                    "the gate passed, or with the model that it was trained from."
                 )
     return ""
+
+
+def _passed(name: str, version: str) -> bool:
+    """Whether the newest decision that was noted of a version is a pass."""
+    with suppress(GateFailedError):  # who broke the log has no pass in it
+        return _noting.noted_outcomes(name).get(version) == GateOutcome.PASS
+    return False
 
 
 def _data_set(dossier: Dossier) -> str:

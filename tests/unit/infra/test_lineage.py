@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dptune.errors import ArtifactError, PrivacyError
+from dptune.errors import ArtifactError, GateFailedError, PrivacyError
 from dptune.models.digest import model_digest
 from dptune.models.loading import save_model
 from dptune.models.tokenizer import train_tokenizer
@@ -58,8 +58,13 @@ class Registry(dict):
 
 @pytest.fixture
 def over(monkeypatch):
-    def said(others, **own):
+    def said(others, *, outcome="PASS", **own):
         monkeypatch.setattr(_lineage, "_tracking", Registry(others))
+        monkeypatch.setattr(
+            _lineage._noting,
+            "noted_outcomes",
+            lambda name: {number: outcome for of, number in others if of == name},
+        )
         version = RegisteredVersion(
             model_name="own",
             version="2",
@@ -135,6 +140,23 @@ def test_version_that_another_training_left_as_it_was_keeps_its_evidence(over):
 def test_base_that_learnt_from_nobody_knows_whom_is_told(over):
     unpaid = dossier(None).model_dump_json()
     assert "trained over version 1 of script" in over({("script", "1"): (BASE, unpaid)})
+
+
+@pytest.mark.parametrize("outcome", ["BLOCK", "INCONCLUSIVE", "INVALID", None])
+def test_refused_base_of_other_people_is_told(over, outcome):
+    """Else a second training, on whomever, made a pass of every refusal."""
+    said = over({("another", "1"): (BASE, OTHER)}, outcome=outcome)
+    assert "version 1 of another, which had learnt from data set 'other-people'" in said
+    assert "has no PASS" in said
+
+
+def test_broken_log_holds_no_pass(over, monkeypatch):
+    def broken(_):
+        raise GateFailedError("the chain is broken")
+
+    over({("another", "1"): (BASE, OTHER)})
+    monkeypatch.setattr(_lineage._noting, "noted_outcomes", broken)
+    assert not _lineage._passed("another", "1")
 
 
 def test_base_of_other_people_or_none_is_public(over):
