@@ -22,6 +22,7 @@ from tests.support.checked import use_passed_checks
 
 # Collecting garbage walks millions of objects of the libraries: a fifth of all time.
 gc.set_threshold(20_000, 20, 100)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, see the Makefile
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
