@@ -237,7 +237,8 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
     """Train and attack one cell in a pipeline run of its own.
 
     Raises:
-        PrivacyError: the base model is a version that learnt from the same data set.
+        PrivacyError: the base model is a version that learnt from the same data set, or
+            from another one and has no pass.
         Exception: what its first failed step raised.
     """
     from pipelines.compare import cell_pipeline

@@ -33,7 +33,7 @@ def trained_over(dossier: Dossier, version: RegisteredVersion) -> str:
 
 
 def refuse_trained_base(config: TrainConfig, *, data_root: Path) -> None:
-    """Refuse a base model in a folder that learnt from people before, as below.
+    """Refuse a base model in a folder that is a version not to be trained over.
 
     The gate would refuse what is trained over it, after all was spent.
 

@@ -179,7 +179,8 @@ def check_private(
         seed: None for dropout that nobody can repeat.
 
     Raises:
-        ModelError: the model cannot be trained privately.
+        ModelError: the model cannot be trained privately, or does not say how many
+            tokens it has and the data has others.
         PrivacyError: torch is set to matrix products below float32.
     """
     precision = torch.get_float32_matmul_precision()

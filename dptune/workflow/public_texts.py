@@ -66,7 +66,10 @@ def check_public_texts(
             more than 2^15, of as many, evenly spread.
     """
     problems, warnings = [], []
-    records = [] if corpus is None else _spread(corpus)
+    records = list[str]()
+    if corpus is not None:
+        step = -(-len(corpus.dataset) // _MOST_RECORDS)
+        records += islice(corpus.values("text"), 0, None, step)
     texts = _public(config, data_root=data_root, validate=validate, folder=folder)
     for path, public in texts:
         share = share_told(records, public)
@@ -152,12 +155,6 @@ class _Record:
         runs, lines = found[: self.num_runs], found[self.num_runs :]
         covered = np.convolve(runs, np.ones(self.run)) > 0  # (words,)
         return bool(lines.all() or covered.mean() >= _LEAST_COVERED)
-
-
-def _spread(corpus: Corpus) -> list[str]:
-    """Return the private texts; of very many some, evenly spread."""
-    step = -(-len(corpus.dataset) // _MOST_RECORDS)
-    return [*islice(corpus.values("text"), 0, None, step)]
 
 
 def _public(

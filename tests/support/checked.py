@@ -9,7 +9,8 @@ from types import ModuleType
 
 CHECKS = "dptune.dpsgd.prechecks"
 OF_CHECKS = ("check_model", "check_private", "selfcheck", "doctor")
-_passed: set[str] = set()
+PLAIN = bool | int | float | str
+_passed: dict[str, tuple] = {}
 
 
 def use_passed_checks(monkeypatch, module: ModuleType) -> None:
@@ -26,19 +27,28 @@ class _Once:
         self._check = check
 
     def __call__(self, model, feed, *, parameter_groups):
-        asked = _question(model, feed, parameter_groups)
+        parts = _question(model, feed, parameter_groups)
+        asked = repr((model, parts))
         if asked not in _passed:
             self._check(model, feed, parameter_groups=parameter_groups)
-            _passed.add(asked)
+            _passed[asked] = (
+                parts  # held, so that no other object gets an address in it
+            )
 
 
-def _question(model, feed, parameter_groups) -> str:
+def _question(model, feed, parameter_groups) -> tuple:
     """All that an answer may follow from, but for the values of weights.
 
     Of the data, the check sees no more than its bounds.
     """
     modules = [
-        (name, type(module).forward, module.training, [*module._forward_hooks.values()])
+        (
+            name,
+            type(module).forward,
+            vars(module).get("forward"),
+            {k: v for k, v in vars(module).items() if isinstance(v, PLAIN)},
+            [*module._forward_hooks.values()],
+        )
         for name, module in model.named_modules()
     ]
     weights = [
@@ -47,5 +57,4 @@ def _question(model, feed, parameter_groups) -> str:
     ]
     options = [getattr(feed, f.name) for f in fields(feed) if f.name != "data"]
     bounds = feed.longest, feed.data.max_sequences_per_unit
-    parts = (model, getattr(model, "config", None), modules, weights, options, bounds)
-    return repr(parts)
+    return str(getattr(model, "config", None)), modules, weights, options, bounds
